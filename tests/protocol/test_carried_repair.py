@@ -16,9 +16,8 @@ from niss.protocol.agreement import agree
 from niss.protocol.carrying import make_verdict, vote
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
 from niss.protocol.server import EndedRound, Server
-from niss.protocol.wire import signed_part
 from support.carried_run import GRID, CarriedFederation, repairing, schedule
-from support.protocol_round import carried, resigned
+from support.protocol_round import carried, resigned, signed_by
 
 
 def in_steps(total: np.ndarray) -> np.ndarray:
@@ -369,10 +368,9 @@ def test_a_server_takes_no_reveal_without_a_vote_for_its_set() -> None:
     identity = scene.federation.seats[scene.federation.cohort(2)[0]].identity
     other = vote(agree(scene.federation.opened[2]), (0, 1, 2, 4), identity)
     for false in (other, bytes(64), None):
-        lie = replace(answer, vote=false, signature=b"")
-        lie = replace(lie, signature=identity.sign("reveal", signed_part(lie)))
+        lie = signed_by(identity, replace(answer, vote=false), "reveal")
         with pytest.raises(RemoteProtocolError):
-            scene.federation.server.take_reveal(carried(lie))
+            scene.federation.server.take_reveal(lie)
     scene.federation.server.take_reveal(carried(answer))
 
 
@@ -393,8 +391,7 @@ def test_what_a_member_of_the_round_before_cannot_prove_is_left_out() -> None:
         if seat in (0, 1):
             false = tuple(replace(one, points=answer.partials[0].points) for one in answer.partials)
             identity = scene.federation.seats[scene.federation.cohort(1)[seat]].identity
-            answer = replace(answer, partials=false, signature=b"")
-            answer = replace(answer, signature=identity.sign("reveal", signed_part(answer)))
+            answer = signed_by(identity, replace(answer, partials=false), "reveal")
         server.take_carried_reveal(carried(answer))
     outcome = server.finish()
     assert any(

@@ -1,4 +1,4 @@
-"""No terms of a server's making talk a client out of its noise: it refuses them, or is charged what they cost.
+"""No round of a server's making talks a client out of its noise: it refuses it, or is charged what it costs.
 
 What a round truly costs is computed here from the joint covariance of what leaves the honest clients, over every set of
 colluders and every repair the terms allow, with nothing of the package's accountant.
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.errors import NissError
+from niss.errors import ConfigError, NissError, RemoteProtocolError
 from niss.mechanism.grid import centred
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.messages import MODES, RoundOpen, Terms
+from niss.protocol.keys import _prekey_statement as signed_prekey
+from niss.protocol.messages import MODES, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.wire import unpack
 from support.hostile import (
     COLLUDERS,
@@ -28,7 +29,7 @@ from support.hostile import (
     spoilt,
     true_mu,
 )
-from support.protocol_round import Federation
+from support.protocol_round import Federation, carried, resigned
 
 # Noise so wide that a float64 holds only multiples of 8 or more of it, and an update of a few steps below that.
 WIDE: dict[str, Any] = {"grid_bits": 62, "residual_variance": 2.0**-10, "clip": 16.0 * 2.0**-62}
@@ -132,3 +133,119 @@ def test_a_round_without_shares_is_refused_though_its_charge_would_do() -> None:
     assert opened is not None
     with pytest.raises(NissError, match="no noise shares"):
         federation.clients[0].upload(opened, np.ones(COORDINATES), federation.entropy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "match"),
+    [
+        ({}, {"clip": 11.0}, "clip of 11"),
+        ({}, {"attempt": 3}, "allows only 3"),
+        ({"participants": 6}, {}, "at least 6"),
+        ({"trusted": frozenset()}, {}, "trusts"),
+        ({"mu": 0.1}, {}, r"mu = 0\.5"),
+        ({"modes": ("tolerate",)}, {"mode": "repair"}, "repair"),
+        ({}, {"grid_bits": 63}, "at most 62"),
+        ({}, {"unit_variance": 1e40}, "too strong for the grid"),
+        ({}, {"self_variance": 1e308, "mode": "repair"}, "too strong for the grid"),
+    ],
+)
+def test_rounds_that_a_client_does_not_accept_are_refused_and_cost_nothing(
+    policy: dict[str, Any], change: dict[str, Any], match: str
+) -> None:
+    """Below its own policy, or not to be carried out."""
+    federation = Federation(5, **policy)
+    opened = opened_with(federation, federation.terms(**change))
+    assert opened is not None
+    with pytest.raises(RemoteProtocolError, match=match):
+        federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
+    assert federation.seats[0].charges == []
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"grid_bits": 63}, RemoteProtocolError),
+        ({"unit_variance": 1e40}, RemoteProtocolError),
+        ({"self_variance": 1e308, "mode": "repair"}, RemoteProtocolError),
+        ({"grid_bits": 30, "modulus_bits": 32}, ConfigError),
+        ({"neighbours": 0.5}, ConfigError),
+    ],
+)
+def test_a_server_opens_no_round_that_cannot_be_carried_out(
+    change: dict[str, Any], error: type[Exception]
+) -> None:
+    federation = Federation(5)
+    with pytest.raises(error):
+        federation.open(federation.terms(**change))
+
+
+def listed_with(federation: Federation, terms: Terms, prekeys: dict[int, Prekey]) -> RoundOpen:
+    """A round in which some seats are listed with the prekeys given."""
+    participants = tuple(
+        Participant(seat.client.public, prekeys.get(number) or federation.prekeys[number].pop(0))
+        for number, seat in enumerate(federation.seats)
+    )
+    beacon = federation.beacon(participants, terms)
+    return carried(federation.server.open_round(terms, participants, beacon))
+
+
+def test_a_prekey_in_use_is_refused_and_the_client_lives_on() -> None:
+    """Listed twice, it once cost a charge without an upload, and the client could never answer again."""
+    federation = Federation(4)
+    first = federation.open()
+    client, update = federation.clients[0], federation.updates()[0]
+    client.upload(first, update, federation.entropy)
+    federation.server.finish()
+    used = first.participants[0].prekey
+    again = listed_with(federation, federation.terms(round=2), {0: used})
+    with pytest.raises(RemoteProtocolError, match="prekey"):
+        client.upload(again, update, federation.entropy)
+    assert len(federation.seats[0].charges) == 1
+    federation.server.finish()
+    client.upload(federation.open(federation.terms(round=3)), update, federation.entropy)
+    client.close_round()
+    client.close_round()
+
+
+@pytest.mark.parametrize("public", ["own", "degenerate"])
+def test_a_neighbours_useless_prekey_costs_no_charge(public: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A colluder signs a prekey with which nothing can be shared: refused before anything is spent."""
+    # An honest server would not open such a round.
+    monkeypatch.setattr("niss.protocol.server.check_prekey", lambda *_: None)
+    federation = Federation(4)
+    own = federation.prekeys[0][0].public
+    chosen = own if public == "own" else bytes(32)
+    liar = federation.seats[2].identity
+    prekey = Prekey(9, chosen, liar.sign("prekey with possession", signed_prekey(liar.public, 9, chosen)))
+    opened = listed_with(federation, federation.terms(), {2: prekey})
+    with pytest.raises(RemoteProtocolError):
+        federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
+    assert federation.seats[0].charges == []
+
+
+def test_a_relay_that_swaps_keys_is_found_out() -> None:
+    federation = Federation(4)
+    opened = federation.open()
+    stranger = Federation(4, "stranger").prekeys[0][0]
+    swapped = tuple(
+        replace(one, prekey=stranger) if seat == 1 else one for seat, one in enumerate(opened.participants)
+    )
+    lie = resigned(federation.server, replace(opened, participants=swapped), "open")
+    with pytest.raises(RemoteProtocolError):
+        federation.clients[0].upload(lie, federation.updates()[0], federation.entropy)
+
+
+def test_a_beacon_of_another_list_or_an_old_one_is_refused() -> None:
+    federation = Federation(4)
+    first, second = federation.open(), None
+    fewer = replace(first, participants=first.participants[:3])
+    with pytest.raises(RemoteProtocolError):
+        federation.clients[0].upload(
+            resigned(federation.server, fewer, "open"), federation.updates()[0], federation.entropy
+        )
+    federation.clients[0].upload(first, federation.updates()[0], federation.entropy)
+    federation.server.finish()
+    second = federation.open(federation.terms(round=2))
+    replayed = resigned(federation.server, replace(second, beacon=first.beacon), "open")
+    with pytest.raises(RemoteProtocolError, match="this attempt has link"):
+        federation.clients[0].upload(replayed, federation.updates()[0], federation.entropy)

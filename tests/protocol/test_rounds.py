@@ -161,65 +161,6 @@ def test_a_refused_charge_means_no_upload_and_no_second_try() -> None:
         client.upload(opened, federation.updates()[0], federation.entropy)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"clip": 11.0}, "clip of 11"),
-        ({"attempt": 3}, "allows only 3"),
-    ],
-)
-def test_terms_below_the_clients_own_are_refused(change: dict[str, float], message: str) -> None:
-    federation = Federation(4)
-    opened = federation.open(federation.terms(**change))
-    with pytest.raises(RemoteProtocolError, match=message):
-        federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
-    assert federation.seats[0].charges == []
-
-
-def test_small_rounds_strangers_and_dear_rounds_are_refused() -> None:
-    federation = Federation(4, participants=5)
-    with pytest.raises(RemoteProtocolError, match="at least 5"):
-        federation.clients[0].upload(federation.open(), federation.updates()[0], federation.entropy)
-    federation = Federation(4, trusted=frozenset())
-    with pytest.raises(RemoteProtocolError, match="trusts"):
-        federation.clients[0].upload(federation.open(), federation.updates()[0], federation.entropy)
-    federation = Federation(4, mu=0.1)
-    with pytest.raises(RemoteProtocolError, match=r"mu = 0\.5"):
-        federation.clients[0].upload(federation.open(), federation.updates()[0], federation.entropy)
-    federation = Federation(4, modes=("tolerate",))
-    opened = federation.open(federation.terms(mode="repair"))
-    with pytest.raises(RemoteProtocolError, match="repair"):
-        federation.clients[0].upload(opened, federation.updates()[0], federation.entropy)
-
-
-def test_a_relay_that_swaps_keys_is_found_out() -> None:
-    federation = Federation(4)
-    opened = federation.open()
-    stranger = Federation(4, "stranger").prekeys[0][0]
-    swapped = tuple(
-        replace(one, prekey=stranger) if seat == 1 else one for seat, one in enumerate(opened.participants)
-    )
-    lie = resigned(federation.server, replace(opened, participants=swapped), "open")
-    with pytest.raises(RemoteProtocolError):
-        federation.clients[0].upload(lie, federation.updates()[0], federation.entropy)
-
-
-def test_a_beacon_of_another_list_or_an_old_one_is_refused() -> None:
-    federation = Federation(4)
-    first, second = federation.open(), None
-    fewer = replace(first, participants=first.participants[:3])
-    with pytest.raises(RemoteProtocolError):
-        federation.clients[0].upload(
-            resigned(federation.server, fewer, "open"), federation.updates()[0], federation.entropy
-        )
-    federation.clients[0].upload(first, federation.updates()[0], federation.entropy)
-    federation.server.finish()
-    second = federation.open(federation.terms(round=2))
-    replayed = resigned(federation.server, replace(second, beacon=first.beacon), "open")
-    with pytest.raises(RemoteProtocolError, match="this attempt has link"):
-        federation.clients[0].upload(replayed, federation.updates()[0], federation.entropy)
-
-
 def test_forged_and_tampered_uploads_are_refused() -> None:
     federation = Federation(4)
     opened = federation.open()
@@ -283,15 +224,6 @@ def test_a_request_that_is_malformed_binds_nobody(change: str) -> None:
         )
     assert len(federation.seats[0].kept) == before
     assert federation.seats[0].restart().reveal(request).partials
-
-
-def test_reveals_stay_within_the_caps() -> None:
-    federation = Federation(8)
-    opened = federation.open(federation.terms(mode="repair", neighbours=7.0, revealed=1, dropped=1))
-    federation.upload(opened, federation.updates(), absent=(6, 7))
-    requests = federation.server.request_reveals()
-    with pytest.raises(RemoteProtocolError, match="at most 1"):
-        federation.clients[0].reveal(carried(requests[0]))
 
 
 def test_prekeys_are_erased_when_the_round_is_over() -> None:

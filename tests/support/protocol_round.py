@@ -23,7 +23,7 @@ from niss.protocol.client import Client, Policy
 from niss.protocol.keys import Identity, SecretBytes
 from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
-from niss.protocol.wire import decode, encode
+from niss.protocol.wire import decode, encode, signed_part
 
 
 def seeded_entropy(label: str) -> Callable[[int], bytes]:
@@ -188,7 +188,10 @@ class Federation:
 
 def resigned(server: Server, message: Any, purpose: str) -> Any:
     """The message signed again by the server: a lie it stands by."""
-    from niss.protocol.wire import signed_part
+    return signed_by(server._identity, message, purpose)
 
+
+def signed_by(identity: Identity, message: Any, purpose: str) -> Any:
+    """The message signed by this client: a lie it stands by."""
     bare = replace(message, signature=b"")
-    return carried(replace(bare, signature=server._identity.sign(purpose, signed_part(bare))))
+    return carried(replace(bare, signature=identity.sign(purpose, signed_part(bare))))
