@@ -121,14 +121,9 @@ class Config:
 
     def separation_by(self, sampling: Sampling) -> int:
         """How many rounds after a participation a client may take part again, with participants drawn like that."""
-        from niss.simulation.sampling import separation_of
-
-        return separation_of(
-            sampling,
-            clients=self.clients,
-            participants=self.training.participants,
-            least=self.training.separation,
-        )
+        if sampling == "cyclic":
+            return self.clients // self.training.participants
+        return self.training.separation or 1 if sampling == "uniform" else 1
 
     def adaptive_clip(self, method: MethodConfig) -> AdaptiveClip | None:
         """How the clip follows the norms of updates when this method runs; None: it stays, or there is none."""

@@ -67,16 +67,6 @@ def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:
     return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
-def separation_of(sampling: Sampling, *, clients: int, participants: int, least: int | None) -> int:
-    """How many rounds after one participation a client may take part again, at the earliest.
-
-    least  what was asked for; None: nothing was
-    """
-    if sampling == "cyclic":
-        return clients // participants
-    return least or 1 if sampling == "uniform" else 1
-
-
 def aggregation_weights(
     sizes: IntArray, *, rule: str, cap: int | None, expected: int | None = None
 ) -> FloatArray:
