@@ -15,6 +15,7 @@ from experiments.reproduce.claims import (
     check_claims,
     gap,
     gap_by_round,
+    learns,
     rounds_within,
     stretches,
 )
@@ -450,3 +451,52 @@ def claims_table(folder: Path) -> str:
     """Every claim and whether the files bear it out."""
     rows = [[claim.name, claim.verdict, claim.detail] for claim in check_claims(folder)]
     return markdown(["Claim", "Verdict", "Measured"], rows, words=(0, 1, 2))
+
+
+def datasets_table(folder: Path) -> str:
+    """Other models and data: accuracy by method and epsilon, beside what the most frequent label is worth."""
+    rows = []
+    for result in in_order(read_results(folder, DATASETS)):
+        title, local = setting_of(result).title, local_accuracies(result)
+        guess = percent(spread([result.base["majority"]]))
+        rows.append([title, "most frequent label", *[guess] * len(EPSILONS), "–", "–"])
+        for method in METHODS:
+            if cells := select(result, method=method, variant="none"):
+                found = [final(at_epsilon(cells, epsilon)) for epsilon in EPSILONS]
+                shown = [
+                    percent(one) + (", **nothing learned**" if one and not learns(one, result) else "")
+                    for one in found
+                ]
+                rows.append([title, method, *shown, epsilon_of_runs(cells), leads(method, found, local)])
+    columns = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    header = ["Data, model", "Method", *columns, "ε, joint view", LEAD]
+    return or_missing(header, rows, words=(0, 1, 5, 6))
+
+
+def datasets_words(folder: Path) -> str:
+    """A line for each setting: how large it is, and who learns nothing in it."""
+    lines = []
+    for result in in_order(read_results(folder, DATASETS)):
+        setting, failing = setting_of(result), []
+        for epsilon in EPSILONS:
+            found = {
+                method: final(select(result, method=method, epsilon=epsilon, variant="none"))
+                for method in setting.methods
+                if METHODS[method].private
+            }
+            known = {method: one for method, one in found.items() if one is not None}
+            names = [method for method, one in known.items() if not learns(one, result)]
+            if names:
+                everyone = "by any private method" if len(names) == len(known) else "by " + ", ".join(names)
+                failing.append(f"at ε = {epsilon:g} {everyone}")
+        private = "; ".join(failing)
+        verdict = f"Nothing is learned {private}." if failing else "Every private method learns something."
+        plain = final(select(result, method="fedavg", variant="none"))
+        if plain is not None and not learns(plain, result):
+            verdict = "Not even FedAvg learns anything in so few rounds. " + verdict
+        lines.append(
+            f"- **{setting.title}**, {setting.participants:,} of {setting.clients:,} clients a round, "
+            f"{setting.rounds} rounds: the most frequent label is right {100 * result.base['majority']:.1f} % of the "
+            f"time. {verdict}\n"
+        )
+    return "".join(lines) or MISSING + "\n"

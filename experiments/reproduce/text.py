@@ -18,7 +18,6 @@ from experiments.reproduce.results import read_leaks, read_result, result_path, 
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.stamps import DRAWN_FROM
 from experiments.reproduce.tables import MISSING, decibels, percent, points, psnr, settled
-from experiments.reproduce.tables_datasets import datasets_table, datasets_words
 from niss.errors import ConfigError
 
 _MARKED = re.compile(r"<!-- result: (?P<key>\S+) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
@@ -33,8 +32,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "beyond": tables.beyond_table,
     "tuning": tables.tuning_table,
     "scale": tables.scale_table,
-    "datasets": datasets_table,
-    "datasets-learned": datasets_words,
+    "datasets": tables.datasets_table,
+    "datasets-learned": tables.datasets_words,
     "datasets-tuning": lambda folder: tables.tuning_table(folder, models=True),
     "claims": tables.claims_table,
     "files": tables.files_table,

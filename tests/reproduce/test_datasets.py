@@ -18,7 +18,7 @@ from experiments.reproduce.expected import expected_cells
 from experiments.reproduce.results import Cell, Result, read_result, result_path, write_result
 from experiments.reproduce.session import experiments_of, tasks_of
 from experiments.reproduce.stamps import figure_faults
-from experiments.reproduce.tables_datasets import datasets_table, datasets_words
+from experiments.reproduce.tables import datasets_table, datasets_words
 from experiments.reproduce.text import computed_text
 from experiments.reproduce.tuning import axes_of
 from niss.data import load_dataset
