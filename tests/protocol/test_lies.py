@@ -400,7 +400,7 @@ def test_what_no_proof_can_show() -> None:
     ],
 )
 def test_an_upload_without_its_commitment_or_with_other_pieces_is_refused(change: Lie) -> None:
-    with pytest.raises(RemoteProtocolError, match="seat 1"):
+    with pytest.raises(RemoteProtocolError, match="seat 1 did not send"):
         settle(uploads={1: lambda upload: replace(upload, **change(upload))})
 
 
