@@ -111,17 +111,17 @@ def test_the_graph_is_the_one_a_simulation_really_used(
 def protocol_run(folder: Path, monkeypatch: pytest.MonkeyPatch, *, rounds: int) -> list[ShareGraph]:
     """A run through the real protocol; returns the graphs its parties agreed on."""
     import niss
-    from niss.simulation import exchange
+    from niss.session import server
 
     agreed: list[ShareGraph] = []
-    original = exchange.agree
+    original = server.agree
 
     def watched(opened: Any) -> Any:
         made = original(opened)
         agreed.append(made.graph)
         return made
 
-    monkeypatch.setattr(exchange, "agree", watched)
+    monkeypatch.setattr(server, "agree", watched)
     settings = {
         "rounds": rounds,
         "exchange": "protocol",

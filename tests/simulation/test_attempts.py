@@ -29,7 +29,7 @@ SEED = 15
 @pytest.fixture
 def unlucky(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every first attempt is refused: the terms have half the noise that graphs were found to need."""
-    monkeypatch.setattr("niss.accounting.protocol_rounds._MARGIN", 0.5)
+    monkeypatch.setattr("niss.accounting.terms._MARGIN", 0.5)
 
 
 class Killed(BaseException):
