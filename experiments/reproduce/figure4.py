@@ -42,11 +42,11 @@ from experiments.reproduce.results import (
 from experiments.reproduce.runner import OutOfTime
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.federation import VICTIM, Federation, make_federation
+from niss.attacks.federation import VICTIM, AttackedFederation, make_federation
 from niss.attacks.inversion import DlgSettings, Inversion, deep_leakage
 from niss.attacks.invert import Case
 from niss.attacks.pictures import Pictures, blind_guess, load_pictures, score_pictures
-from niss.attacks.rounds import Setting, make_setting
+from niss.attacks.rounds import RoundSetting, make_setting
 from niss.errors import ConfigError
 from niss.learning import choose_device
 from niss.randomness import SimStream
@@ -71,7 +71,7 @@ def load_victim(image: str) -> Pictures:
     return load_pictures(image)
 
 
-def level_setting(level: Level, reading: Reading) -> Setting:
+def level_setting(level: Level, reading: Reading) -> RoundSetting:
     """The plan of a level, the paper's noise scaled to a reading of its sensitivity as in Figure 3."""
     if level.promising:
         setting = make_setting("default", clients=CLIENTS, tau2=None if level.calibrated else 0.0)
@@ -110,7 +110,7 @@ def run_picture(
     leaks = read_leaks(path) or Leaks(FIGURE_4, picture_name(image), base)
     require_same_base(leaks, base, path)
     done = {cell.id for cell in leaks.cells}
-    federations: dict[tuple[int, float], Federation] = {}
+    federations: dict[tuple[int, float], AttackedFederation] = {}
     for name, (labels, level, reading) in cells_of(levels, readings, seeds).items():
         if name in done:
             continue
@@ -141,12 +141,12 @@ def picture_base(image: str, victim: Pictures, settings: DlgSettings) -> dict[st
     }
 
 
-def _federation(victim: Pictures, seed: int, learning_rate: float) -> Federation:
+def _federation(victim: Pictures, seed: int, learning_rate: float) -> AttackedFederation:
     stream = SimStream(seed).child("scene")
     return make_federation(victim, model="lenet", clients=CLIENTS, stream=stream, learning_rate=learning_rate)
 
 
-def _case(level: Level, setting: Setting, federation: Federation, seed: int) -> Case:
+def _case(level: Level, setting: RoundSetting, federation: AttackedFederation, seed: int) -> Case:
     """Play the round, and guess the victim's update from what the server sees."""
     simulated = setting.simulate(
         federation.updates,
@@ -159,7 +159,12 @@ def _case(level: Level, setting: Setting, federation: Federation, seed: int) -> 
 
 
 def _leak(
-    case: Case, federation: Federation, settings: DlgSettings, seed: int, device: torch.device, step: Step
+    case: Case,
+    federation: AttackedFederation,
+    settings: DlgSettings,
+    seed: int,
+    device: torch.device,
+    step: Step,
 ) -> Inversion:
     return deep_leakage(
         federation.as_gradient(case.guess),
@@ -186,7 +191,12 @@ def _watched(name: str, until: float | None, progress: Told | None) -> Step:
 
 
 def _attempt(
-    name: str, labels: dict[str, Any], case: Case, federation: Federation, found: Inversion, seconds: float
+    name: str,
+    labels: dict[str, Any],
+    case: Case,
+    federation: AttackedFederation,
+    found: Inversion,
+    seconds: float,
 ) -> Attempt:
     row = case.row(federation, found)
     total = len(found.losses)

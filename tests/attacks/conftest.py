@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from niss.attacks.federation import Federation, make_federation
+from niss.attacks.federation import AttackedFederation, make_federation
 from niss.attacks.pictures import load_pictures
 from niss.randomness import SimStream
 
@@ -17,12 +17,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def mlp_federation() -> Federation:
+def mlp_federation() -> AttackedFederation:
     return make_federation(
         load_pictures("mnist-mini:0"), model="mlp", hidden=(32,), clients=12, stream=SimStream(11)
     )
 
 
 @pytest.fixture(scope="session")
-def lenet_federation() -> Federation:
+def lenet_federation() -> AttackedFederation:
     return make_federation(load_pictures("mnist-mini:0"), model="lenet", clients=12, stream=SimStream(12))

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from niss.accounting import Plan
-from niss.attacks.federation import Federation, make_federation
+from niss.attacks.federation import AttackedFederation, make_federation
 from niss.attacks.gradients import read_picture, recover_labels
 from niss.attacks.pictures import Pictures, load_pictures, score_pictures
 from niss.attacks.rounds import clip_update
@@ -16,7 +16,7 @@ from niss.errors import ConfigError
 from niss.randomness import SimStream
 
 
-def computed(federation: Federation, plan: Plan | None = None) -> np.ndarray:
+def computed(federation: AttackedFederation, plan: Plan | None = None) -> np.ndarray:
     held = federation.pictures
     labels = functional.one_hot(torch.from_numpy(held.labels), held.classes).float()
     return federation.update_function(plan)(held.inputs(), labels).detach().double().numpy()
@@ -24,7 +24,7 @@ def computed(federation: Federation, plan: Plan | None = None) -> np.ndarray:
 
 def federation_of(
     model: str, *, batch: int = 1, steps: int = 1, first: int = 0, rate: float = 0.1
-) -> Federation:
+) -> AttackedFederation:
     return make_federation(
         load_pictures(f"mnist-mini:{first}", count=batch),
         model=model,
@@ -72,13 +72,13 @@ def test_labels_of_a_batch_with_repeats_whatever_the_clip(scale: float) -> None:
     assert found.tolist() == labels
 
 
-def test_a_linear_first_layer_gives_the_picture_away(mlp_federation: Federation) -> None:
+def test_a_linear_first_layer_gives_the_picture_away(mlp_federation: AttackedFederation) -> None:
     gradient = mlp_federation.as_gradient(mlp_federation.updates[0])
     shown = read_picture(1e-3 * gradient, mlp_federation.update_function(), mlp_federation.pictures)
     assert score_pictures(shown, mlp_federation.pictures.pixels).psnr > 60
 
 
-def test_only_a_linear_first_layer_can_be_read(lenet_federation: Federation) -> None:
+def test_only_a_linear_first_layer_can_be_read(lenet_federation: AttackedFederation) -> None:
     with pytest.raises(ConfigError, match="not linear"):
         read_picture(
             lenet_federation.updates[0], lenet_federation.update_function(), lenet_federation.pictures

@@ -8,7 +8,7 @@ import torch
 
 from niss.accounting import Plan
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.federation import Federation, make_federation
+from niss.attacks.federation import AttackedFederation, make_federation
 from niss.attacks.inversion import (
     DlgSettings,
     Inversion,
@@ -25,18 +25,20 @@ from niss.randomness import SimStream
 FEW = DlgSettings(iterations=400, restarts=2, good_enough=1e-8)
 
 
-def leak(scene: Federation, update: np.ndarray, plan: Plan, settings: DlgSettings = FEW) -> Inversion:
+def leak(scene: AttackedFederation, update: np.ndarray, plan: Plan, settings: DlgSettings = FEW) -> Inversion:
     return deep_leakage(
         scene.as_gradient(update), scene.update_function(plan), scene.pictures, settings, stream=SimStream(2)
     )
 
 
-def psnr(found: Inversion, scene: Federation) -> float:
+def psnr(found: Inversion, scene: AttackedFederation) -> float:
     return score_pictures(found.pictures, scene.pictures.pixels).psnr
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dp-fedavg"])
-def test_noise_free_dlg_recovers_the_picture_and_its_label(lenet_federation: Federation, method: str) -> None:
+def test_noise_free_dlg_recovers_the_picture_and_its_label(
+    lenet_federation: AttackedFederation, method: str
+) -> None:
     """Clipped or not: the adversary imitates the clip."""
     plan = Plan(method=method)
     staged = simulate_round(
@@ -49,7 +51,9 @@ def test_noise_free_dlg_recovers_the_picture_and_its_label(lenet_federation: Fed
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "niss"])
-def test_dlg_fails_at_the_noise_of_the_default_plan(lenet_federation: Federation, method: str) -> None:
+def test_dlg_fails_at_the_noise_of_the_default_plan(
+    lenet_federation: AttackedFederation, method: str
+) -> None:
     plan = Plan(method=method)
     staged = simulate_round(
         lenet_federation.updates,
@@ -64,7 +68,9 @@ def test_dlg_fails_at_the_noise_of_the_default_plan(lenet_federation: Federation
         assert psnr(found, lenet_federation) < 10
 
 
-def test_at_tau_0_the_joint_view_recovers_what_the_marginal_view_hides(lenet_federation: Federation) -> None:
+def test_at_tau_0_the_joint_view_recovers_what_the_marginal_view_hides(
+    lenet_federation: AttackedFederation,
+) -> None:
     plan = Plan(tau2=0.0)
     staged = simulate_round(
         lenet_federation.updates,
@@ -80,7 +86,7 @@ def test_at_tau_0_the_joint_view_recovers_what_the_marginal_view_hides(lenet_fed
     assert psnr(jointly, lenet_federation) > 40
 
 
-def test_the_same_seed_gives_the_same_pictures(lenet_federation: Federation) -> None:
+def test_the_same_seed_gives_the_same_pictures(lenet_federation: AttackedFederation) -> None:
     short = DlgSettings(iterations=5, restarts=2)
     runs = [
         leak(lenet_federation, lenet_federation.updates[0], Plan(method="fedavg"), short) for _ in range(2)
@@ -91,7 +97,9 @@ def test_the_same_seed_gives_the_same_pictures(lenet_federation: Federation) -> 
     assert runs[0].frames[-1][0] == 5
 
 
-def test_it_stops_where_nothing_moves_and_where_the_gradient_fits(lenet_federation: Federation) -> None:
+def test_it_stops_where_nothing_moves_and_where_the_gradient_fits(
+    lenet_federation: AttackedFederation,
+) -> None:
     plan = Plan(method="fedavg")
     impatient = DlgSettings(iterations=200, restarts=2, patience=10, least_progress=0.999)
     still = leak(lenet_federation, lenet_federation.updates[0], plan, impatient)
@@ -104,7 +112,7 @@ def test_it_stops_where_nothing_moves_and_where_the_gradient_fits(lenet_federati
     assert len(fits.losses) < 200
 
 
-def test_progress_is_told_every_iteration(lenet_federation: Federation) -> None:
+def test_progress_is_told_every_iteration(lenet_federation: AttackedFederation) -> None:
     heard: list[tuple[int, int]] = []
     deep_leakage(
         lenet_federation.as_gradient(lenet_federation.updates[0]),
@@ -126,7 +134,7 @@ def test_two_pictures_at_once() -> None:
     assert sorted(found.labels.tolist()) == sorted(scene.pictures.labels.tolist())
 
 
-def test_inverting_a_relu_model(mlp_federation: Federation) -> None:
+def test_inverting_a_relu_model(mlp_federation: AttackedFederation) -> None:
     settings = InvertSettings(iterations=300, restarts=1)
     clipped = 0.02 * mlp_federation.updates[0]
     found = invert_update(
@@ -162,7 +170,7 @@ def test_inverting_several_steps_on_a_batch() -> None:
     assert found.labels.tolist() == sorted(scene.pictures.labels.tolist())
 
 
-def test_inverting_fails_at_the_noise_of_the_default_plan(mlp_federation: Federation) -> None:
+def test_inverting_fails_at_the_noise_of_the_default_plan(mlp_federation: AttackedFederation) -> None:
     """Total variation and the box make the noise look smooth, which is no better than an even grey."""
     staged = simulate_round(
         mlp_federation.updates, mlp_federation.weights.numpy(), Plan(), stream=SimStream(1)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from niss.attacks.canary import canary_scores, epsilon_bound
     from niss.attacks.estimates import estimate_alone, estimate_jointly
     from niss.attacks.experiment import Experiment, Findings
-    from niss.attacks.federation import Federation, make_federation
+    from niss.attacks.federation import AttackedFederation, make_federation
     from niss.attacks.gradients import read_picture, recover_labels
     from niss.attacks.inversion import DlgSettings, Inversion, InvertSettings, deep_leakage, invert_update
     from niss.attacks.observation import Observation
     from niss.attacks.pictures import Pictures, load_pictures, score_pictures
     from niss.attacks.rounds import (
-        Setting,
+        RoundSetting,
         SimulatedRound,
         recovered_fraction,
         relative_error,
@@ -59,26 +59,26 @@ _MODULES = {
     "carried_servers": "",
     "estimates": "estimate_alone estimate_jointly",
     "experiment": "Experiment Findings",
-    "federation": "Federation make_federation",
+    "federation": "AttackedFederation make_federation",
     "gradients": "read_picture recover_labels",
     "inversion": "DlgSettings Inversion InvertSettings deep_leakage invert_update",
     "observation": "Observation",
     "pictures": "Pictures load_pictures score_pictures",
     "protocol_rounds": "",
-    "rounds": "Setting SimulatedRound recovered_fraction relative_error simulate_round",
+    "rounds": "RoundSetting SimulatedRound recovered_fraction relative_error simulate_round",
 }
 
 __all__ = [
     "EXPERIMENTS",
+    "AttackedFederation",
     "DlgSettings",
     "Experiment",
-    "Federation",
     "Findings",
     "Inversion",
     "InvertSettings",
     "Observation",
     "Pictures",
-    "Setting",
+    "RoundSetting",
     "SimulatedRound",
     "canary",
     "canary_scores",

@@ -64,11 +64,11 @@ class AuditExperiment(Experiment):
         for setting in self._cases().values():
             self._round(setting)
 
-    def setting(self) -> attacks.Setting:
+    def setting(self) -> attacks.RoundSetting:
         """The plan with so many neighbours."""
         return self.make_setting(neighbours=self.neighbours)
 
-    def _cases(self) -> dict[str, attacks.Setting]:
+    def _cases(self) -> dict[str, attacks.RoundSetting]:
         setting = self.setting()
         return {
             "niss, calibrated τ²": setting,
@@ -76,7 +76,7 @@ class AuditExperiment(Experiment):
             "dp-fedavg": setting.with_plan(method="dp-fedavg"),
         }
 
-    def _round(self, setting: attacks.Setting) -> RoundPlan:
+    def _round(self, setting: attacks.RoundSetting) -> RoundPlan:
         return setting.plan.for_round(
             range(self.clients), weights=1.0 / self.clients, records=1.0, beacon=b"audit"
         )

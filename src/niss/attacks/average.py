@@ -47,7 +47,7 @@ class RepeatedExperiment(experiment.PictureExperiment):
         self,
         findings: Findings,
         progress: Progress,
-        federation: attacks.Federation,
+        federation: attacks.AttackedFederation,
         guess_of: Callable[[int], FloatArray],
         row_of: Callable[[int], Row],
         *,
@@ -144,7 +144,7 @@ class AverageExperiment(RepeatedExperiment):
     participations: Annotated[int, Help("Rounds that the budget covers.", least=1)] = 1
     rounds: Annotated[int, Help("Rounds the server averages over.", least=1)] = 10_000
 
-    def setting(self) -> attacks.Setting:
+    def setting(self) -> attacks.RoundSetting:
         """A complete graph, and a budget for `participations` rounds."""
         setting = self.make_setting(neighbours=self.clients - 1.0)
         return setting.with_plan(graph="complete", participations=self.participations)
@@ -230,7 +230,7 @@ class RerunExperiment(RepeatedExperiment):
     clients: experiment.Clients = 24
     repeats: Annotated[int, Help("How often each of the two models is sent.", least=1)] = 1024
 
-    def setting(self) -> attacks.Setting:
+    def setting(self) -> attacks.RoundSetting:
         """Everyone shares noise with everyone."""
         return self.make_setting(neighbours=self.clients - 1.0)
 

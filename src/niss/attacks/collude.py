@@ -83,7 +83,7 @@ class ColludeExperiment(experiment.PictureExperiment):
                 hint=f"at most {self.clients - 2}",
             )
 
-    def setting(self, **changes: Any) -> attacks.Setting:
+    def setting(self, **changes: Any) -> attacks.RoundSetting:
         """The plan with so many neighbours, and what else is to be changed."""
         return self.make_setting(neighbours=self.neighbours).with_plan(**changes)
 
@@ -114,8 +114,8 @@ class ColludeExperiment(experiment.PictureExperiment):
 
     def _simulate(
         self,
-        federation: attacks.Federation,
-        setting: attacks.Setting,
+        federation: attacks.AttackedFederation,
+        setting: attacks.RoundSetting,
         rho: float,
         stream: SimStream,
     ) -> attacks.SimulatedRound:
@@ -139,7 +139,7 @@ class ColludeExperiment(experiment.PictureExperiment):
         )
 
     def _projection(
-        self, distortion: str, federation: attacks.Federation, progress: Progress
+        self, distortion: str, federation: attacks.AttackedFederation, progress: Progress
     ) -> dict[str, float]:
         """The root mean square error of the projection at rho = 1 over many rounds, beside sqrt(v / h)."""
         squares, known = [], 0
@@ -170,7 +170,7 @@ class ColludeExperiment(experiment.PictureExperiment):
         return found
 
 
-def _row(federation: attacks.Federation, simulated: attacks.SimulatedRound, stream: SimStream) -> Row:
+def _row(federation: attacks.AttackedFederation, simulated: attacks.SimulatedRound, stream: SimStream) -> Row:
     """What subtracting the known shares gets, what the best attack gets, and what the accountant expects of it."""
     from niss.mechanism import add_gaussian, distortion_named
 

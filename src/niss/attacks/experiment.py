@@ -194,11 +194,11 @@ class Experiment(ABC):
         """The options as the results show them."""
         return asdict(self)
 
-    def setting(self) -> attacks.Setting:
+    def setting(self) -> attacks.RoundSetting:
         """The plan under which clients are attacked; refuses numbers that no plan can have."""
         return self.make_setting()
 
-    def make_setting(self, preset: str = "default", **numbers: float | None) -> attacks.Setting:
+    def make_setting(self, preset: str = "default", **numbers: float | None) -> attacks.RoundSetting:
         """`niss.attacks.rounds.make_setting` with the options that all experiments have."""
         return attacks.rounds.make_setting(
             preset, clients=self.clients, epsilon=self.epsilon, delta=self.delta, **numbers
@@ -226,7 +226,7 @@ class PictureExperiment(Experiment):
         super().check()
         attacks.load_pictures(self.image)
 
-    def train(self, findings: Findings) -> attacks.Federation:
+    def train(self, findings: Findings) -> attacks.AttackedFederation:
         """The victim and the other clients after their step; the findings get the picture, and the PSNR of a grey."""
         pictures = attacks.load_pictures(self.image)
         findings.pictures["originals"] = pictures.pixels

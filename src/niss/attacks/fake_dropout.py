@@ -61,7 +61,7 @@ class FakeDropoutExperiment(experiment.PictureExperiment):
                 hint="the server needs a committee to divide",
             )
 
-    def setting(self) -> attacks.Setting:
+    def setting(self) -> attacks.RoundSetting:
         """Everyone shares noise with everyone, and edges may be revealed to repair one dropout."""
         return self.make_setting(neighbours=self.clients - 1.0).with_plan(revealed=1, dropped=1)
 

@@ -29,7 +29,7 @@ _CHANNELS, _KERNEL = 12, 5
 
 
 @dataclass(frozen=True)
-class Federation:
+class AttackedFederation:
     """One round before clip and noise.
 
     pictures        the victim's, scaled as the model reads them
@@ -88,7 +88,7 @@ def make_federation(
     hidden: tuple[int, ...] = (32,),
     learning_rate: float = 0.1,
     steps: int = 1,
-) -> Federation:
+) -> AttackedFederation:
     """Train one round. Every client takes `steps` steps on as many pictures as the victim has, all of them at once.
 
     pictures   the victim's
@@ -109,7 +109,7 @@ def make_federation(
         held = held.raw() if model == "lenet" else held
         updates[seat] = _train(module, layout, start, held, settings, stream.child("client", seat))
     layout.load(module, start)
-    return Federation(own, module, layout, start, learning_rate, steps, updates)
+    return AttackedFederation(own, module, layout, start, learning_rate, steps, updates)
 
 
 def _train(

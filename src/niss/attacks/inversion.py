@@ -123,7 +123,7 @@ def deep_leakage(
 
     by L-BFGS from several random starts, all at once.
 
-    gradient   one client's, as guessed from its upload (`Federation.as_gradient`)
+    gradient   one client's, as guessed from its upload (`AttackedFederation.as_gradient`)
     like       of it only what is public is used: shape and number of pictures, classes, scaling
     stream     where the starts come from
     device     the CPU where none is given

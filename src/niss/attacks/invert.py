@@ -51,7 +51,7 @@ class Case:
     simulated: attacks.SimulatedRound
     guess: attacks.observation.FloatArray
 
-    def row(self, federation: attacks.Federation, inversion: attacks.Inversion) -> Row:
+    def row(self, federation: attacks.AttackedFederation, inversion: attacks.Inversion) -> Row:
         """Scores of the recovered pictures, beside what was promised and how wrong the guess was."""
         joint, marginal = self.simulated.claimed_epsilon(VICTIM)
         pictures = federation.pictures
@@ -111,7 +111,7 @@ class SearchExperiment(experiment.Experiment):
         return partial(attacks.deep_leakage, settings=settings)
 
     def run_case(
-        self, case: Case, federation: attacks.Federation, findings: Findings, progress: Progress
+        self, case: Case, federation: attacks.AttackedFederation, findings: Findings, progress: Progress
     ) -> Row:
         """Invert one guess; adds row, losses, frames and recovered pictures to the findings, and returns the row."""
         import torch
@@ -202,12 +202,12 @@ class MethodsExperiment(SearchExperiment):
         experiment.check_names(self.methods, experiment.visible_names(), "--methods")
         super().check()
 
-    def setting(self) -> attacks.Setting:
+    def setting(self) -> attacks.RoundSetting:
         """The plan of the chosen preset."""
         return self.make_setting(self.plan, tau2=self.tau2)
 
     @abstractmethod
-    def train(self, **options: Any) -> attacks.Federation:
+    def train(self, **options: Any) -> attacks.AttackedFederation:
         """The victim and the other clients after their local steps; `options` are those of `make_federation`."""
 
     def run(self, findings: Findings, progress: Progress) -> None:
@@ -251,7 +251,7 @@ class DlgExperiment(MethodsExperiment):
     name = "dlg"
     columns: ClassVar[dict[str, str]] = COLUMNS
 
-    def train(self, **options: Any) -> attacks.Federation:
+    def train(self, **options: Any) -> attacks.AttackedFederation:
         """One step of the LeNet."""
         return attacks.make_federation(self.load_pictures(), model="lenet", **options)
 
@@ -292,7 +292,7 @@ class InvertExperiment(MethodsExperiment):
         """The victim's pictures, as many as `batch`."""
         return attacks.load_pictures(self.image, count=self.batch, label=self.label)
 
-    def train(self, **options: Any) -> attacks.Federation:
+    def train(self, **options: Any) -> attacks.AttackedFederation:
         """The steps of the chosen model."""
         return attacks.make_federation(self.load_pictures(), model=self.model, steps=self.steps, **options)
 
@@ -388,8 +388,8 @@ class JointExperiment(SearchExperiment):
     def _sweep(
         self,
         findings: Findings,
-        federation: attacks.Federation,
-        setting: attacks.Setting,
+        federation: attacks.AttackedFederation,
+        setting: attacks.RoundSetting,
         progress: Progress,
     ) -> None:
         """The error of the joint estimate over tau^2, measured and as the accountant predicts it."""
@@ -410,7 +410,7 @@ class JointExperiment(SearchExperiment):
             progress("sweep over τ²", number, self.points, f"τ² = {tau2:.2g}")
 
     def _simulate(
-        self, setting: attacks.Setting, federation: attacks.Federation, known: range
+        self, setting: attacks.RoundSetting, federation: attacks.AttackedFederation, known: range
     ) -> attacks.SimulatedRound:
         """The same round each time, but for the setting and whose updates the server knows."""
         return setting.simulate(

@@ -186,7 +186,7 @@ def relative_error(estimate: FloatArray, truth: FloatArray) -> float:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RoundSetting:
     """A plan, and how the updates it hides come about.
 
     learning_rate   of the clients' local steps
@@ -197,7 +197,7 @@ class Setting:
     learning_rate: float
     unit_weights: bool
 
-    def with_plan(self, **changes: Any) -> Setting:
+    def with_plan(self, **changes: Any) -> RoundSetting:
         """The same setting with some fields of its plan changed."""
         return replace(self, plan=replace(self.plan, **changes))
 
@@ -219,7 +219,7 @@ def make_setting(
     delta: float | None = None,
     tau2: float | None = None,
     neighbours: float | None = None,
-) -> Setting:
+) -> RoundSetting:
     """One of the two settings in which clients are attacked, with whatever is given in place of its own numbers.
 
     `default` is what `niss.Plan` promises: client-level privacy, epsilon = 3 at delta = 1e-5 in one round. `paper`
@@ -258,4 +258,4 @@ def make_setting(
     plan = replace(plan, **changes)
     # A wrong epsilon or delta is refused here, before any work.
     plan.round_mu(np.zeros(1, dtype=np.int64))
-    return Setting(plan, 1.0 if paper else 0.1, paper)
+    return RoundSetting(plan, 1.0 if paper else 0.1, paper)

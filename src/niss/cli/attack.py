@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Output:
+class AttackOutput:
     """Where the results of an attack go, and how they are printed.
 
     out        Folder for attack.json, attack.png and report.html; default runs/attack-...
@@ -44,7 +44,7 @@ def _load_app() -> typer.Typer:
 
     commands = typer.Typer()
     for kind in map(load_experiment, EXPERIMENTS):
-        command = from_options(kind, Output, quiet=True)(execute)
+        command = from_options(kind, AttackOutput, quiet=True)(execute)
         commands.command(kind.name, help=kind.summary, epilog=examples(*kind.examples))(command)
     return commands
 
@@ -67,7 +67,7 @@ def _group() -> None:
     """Typer makes a group of an app without commands of its own only if it has a callback."""
 
 
-def execute(experiment: Experiment, output: Output) -> None:
+def execute(experiment: Experiment, output: AttackOutput) -> None:
     """Check, run, write `attack.json`, `attack.png` and the report, print the table; interrupted, as far as it got."""
     from niss.attacks.experiment import prepare_folder
 

@@ -82,7 +82,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Output:
+class RunOutput:
     """Where a run or comparison goes, and how its result is printed.
 
     out        Folder for everything this run leaves behind.
@@ -117,9 +117,9 @@ class FromPlan:
     plan: Path | None = option(None, metavar="PLAN.json")
 
 
-@from_options(Source, TRAINING, FromPlan, METHOD, Output, quiet=True)
+@from_options(Source, TRAINING, FromPlan, METHOD, RunOutput, quiet=True)
 def run_command(
-    source: Source, given: dict[str, Any], planned: FromPlan, method: dict[str, Any], output: Output
+    source: Source, given: dict[str, Any], planned: FromPlan, method: dict[str, Any], output: RunOutput
 ) -> None:
     """Train with one method and say what it promised.
 
@@ -152,8 +152,8 @@ def run_command(
     _execute("run", config, output)
 
 
-@from_options(Methods, Source, TRAINING, Output, quiet=True)
-def compare_command(methods: Methods, source: Source, given: dict[str, Any], output: Output) -> None:
+@from_options(Methods, Source, TRAINING, RunOutput, quiet=True)
+def compare_command(methods: Methods, source: Source, given: dict[str, Any], output: RunOutput) -> None:
     """Train with several methods on the same clients, batches and initial weights.
 
     Examples:
@@ -233,7 +233,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
     return values
 
 
-def _execute(work: Literal["run", "compare"], config: Config, output: Output) -> None:
+def _execute(work: Literal["run", "compare"], config: Config, output: RunOutput) -> None:
     """Run or compare into `--out`, or into the first free folder of `runs/`, and present the result.
 
     torch is loaded here, once the settings have been found to be good.
@@ -261,7 +261,7 @@ def _check_neighbours(config: Config) -> None:
             )
 
 
-def _resume(output: Output, *others: Any, flags: list[str]) -> None:
+def _resume(output: RunOutput, *others: Any, flags: list[str]) -> None:
     """Go on with the run in a folder, which has its own settings: no other flag may be given."""
     from niss.simulation import resume
 
