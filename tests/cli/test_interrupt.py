@@ -39,7 +39,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_a_command_that_keeps_nothing_says_so(interrupted: Any) -> None:
-    said = interrupted("niss.accounting.forecast", "plan", "--participants", "12")
+    said = interrupted("niss.accounting.planner.forecast", "plan", "--participants", "12")
     assert "keeps nothing" in said
 
 

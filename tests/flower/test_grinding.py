@@ -10,7 +10,9 @@ import pytest
 
 from flower.lone_server import LoneServer
 from niss.accounting import Plan
+from niss.errors import PrivacyError
 from niss.flower import Limits
+from niss.session.store import require_room
 from support.protocol_round import seeded_entropy
 
 SIZE, COLLUDERS = 30, 2
@@ -89,7 +91,12 @@ def test_a_bound_that_may_fail_counts_only_with_a_holder_the_owner_vouches_for()
     assert pinned.failure(tracked) == plan.corruption.failure
     assert pinned.failure(alone) == 0.0
     assert Limits().failure(tracked) == 0.0
-    assert pinned.failure(replace(tracked, plan=replace(plan, chain_rounds=None))) == 0.0
+    # Where the plan names no rounds, those of the chain that its holder signed are counted when the run is joined.
+    unnamed = replace(tracked, plan=replace(plan, chain_rounds=None))
+    each, room = pinned.failure(unnamed), pinned.budget(unnamed)
+    require_room((0.0, each, room), room, None, 0.0, {})
+    with pytest.raises(PrivacyError, match="its delta has room for"):
+        require_room((0.0, 2 * each, room), room, None, 0.0, {})
 
 
 def test_a_node_that_declines_for_want_of_a_holder_says_so():

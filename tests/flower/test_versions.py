@@ -18,7 +18,7 @@ from niss.flower import NissStrategy, niss_mod
 from niss.flower.transport import RECORD
 from niss.protocol import wire
 from niss.protocol.keys import Identity
-from niss.session import limits, proposal
+from niss.session import limits, node, proposal
 from niss.session.proposal import read_proposal
 from niss.version import __version__
 from support.protocol_round import seeded_entropy
@@ -28,6 +28,7 @@ def older_node(message: Message, context: Context, call_next: Callable[..., Mess
     """A node that reads an earlier version of proposals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proposal, "VERSION", 0)
+        node._read.cache_clear()  # What other nodes of this process have read.
         return niss_mod(message, context, call_next)
 
 

@@ -168,7 +168,7 @@ class World:
 
 def prekeys(client: Member, count: int) -> list[dict[str, Any]]:
     return [
-        {"number": one.id, "public": one.public.hex(), "signature": one.signature.hex()}
+        {"number": one.number, "public": one.public.hex(), "signature": one.signature.hex()}
         for one in client.batch(count)
     ]
 

@@ -84,7 +84,7 @@ def test_the_table_and_the_finding_agree(folder: Path) -> None:
 def test_the_terminal_shows_the_digits_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     planned = forecast(participants=20, epsilon=3.0)
     odd = dataclasses.replace(planned, epsilon_joint=JOINT, epsilon_marginal=MARGINAL)
-    monkeypatch.setattr("niss.accounting.forecast", lambda **_: odd)
+    monkeypatch.setattr("niss.accounting.planner.forecast", lambda **_: odd)
     plan_command(participants=20)
     printed = capsys.readouterr().out
     assert "epsilon 7.98" in printed
@@ -97,7 +97,7 @@ def test_the_ui_is_given_the_digits_by_the_same_function(monkeypatch: pytest.Mon
 
     planned = forecast(participants=20, epsilon=3.0)
     odd = dataclasses.replace(planned, epsilon_joint=JOINT, epsilon_marginal=MARGINAL)
-    monkeypatch.setattr(planning, "forecast", lambda **_: odd)
+    monkeypatch.setattr("niss.accounting.planner.forecast", lambda **_: odd)
     planning.answer.cache_clear()
     answered = planning.answer(planning.PlanQuestion(participants=20))
     planning.answer.cache_clear()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from niss.errors import ConfigError, RemoteProtocolError
+from niss.protocol.keys import encode_prekey
 from niss.tracker.client import Connection, TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.rounds import LIST_PURPOSE, RoundView, SeatList, list_message
 from niss.tracker.service import OwnChains
@@ -168,7 +169,7 @@ def test_an_anchor_the_holder_did_not_sign_for_this_run_is_refused(stub: Stub, l
 
 
 def listed(link: int) -> tuple[dict[str, Any], SeatList]:
-    packed = pack_participants([(one.public, one.batch(1)[0].encode()) for one in members(3)])
+    packed = pack_participants([(one.public, encode_prekey(one.batch(1)[0])) for one in members(3)])
     seats = SeatList(packed, lambda found: TRACKER.sign(LIST_PURPOSE, list_message(RUN, link, found)))
     return json.loads(RoundView(seats, None, None).list_json), seats
 

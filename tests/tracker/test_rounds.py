@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from niss.protocol.agreement import agree, link_of, participants_hash, terms_hash, verify_beacon
-from niss.protocol.keys import verify
+from niss.protocol.keys import encode_prekey, verify
 from niss.protocol.messages import Beacon, RoundOpen
 from niss.tracker.auth import Refused, check_anchor
 from niss.tracker.rounds import LIST_PURPOSE, RoundCache, RoundView, SeatList, list_message
@@ -239,7 +239,7 @@ def test_when_all_ask_at_once_a_round_is_made_ready_once(
 
 def test_views_are_kept_by_the_number_of_their_seats() -> None:
     def view(size: int) -> RoundView:
-        packed = pack_participants([(one.public, one.batch(1)[0].encode()) for one in members(size)])
+        packed = pack_participants([(one.public, encode_prekey(one.batch(1)[0])) for one in members(size)])
         return RoundView(SeatList(packed, lambda found: found), None, None)
 
     cache = RoundCache(most_seats=5)

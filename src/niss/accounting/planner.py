@@ -364,7 +364,7 @@ def forecast_carried(
 
     >>> planned = forecast_carried(participants=100, clients=1000, rounds=100, collusion=0.2)
     >>> planned.plan.noise.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
-    (20, 0.3)
+    (20, 0.28)
     """
     # What is no target is refused in the caller's own numbers.
     check(
