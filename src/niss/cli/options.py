@@ -18,7 +18,6 @@ Type and default are those of the field, the help is its line in the docstring o
 inherited from, and `option` or `argument` say what else there is to say:
 
     names       the names of the option, if not `--` and the name of the field
-    usually     what the help names as the default of a field that is None unless it is given
     metavar, min, max, envvar     as in typer; any other key is for the command itself
 
 A room that does not know the command line writes the same as `Annotated[type, note]`, where the note has `text`,
@@ -26,6 +25,8 @@ A room that does not know the command line writes the same as `Annotated[type, n
 
 Types are those of typer. Beyond them, `tuple[str, ...]`, `tuple[int, ...]` and `tuple[float, ...]` are one option with
 commas, while `list[str]` may be given several times. A `bool` that is False by default has no `--no-...`.
+
+Flags that change settings are made from the settings themselves (`Flags`); their help names the default there.
 """
 
 from __future__ import annotations
@@ -223,8 +224,6 @@ class _Parameter:
         names = self.settings.get("names") or ((_flag(self.name, {}),) if default is False else ())
         make = typer.Argument if self.settings.get("argument") else typer.Option
         more = {key: self.settings[key] for key in _TYPER if self.settings.get(key) is not None}
-        if usually := self.settings.get("usually"):
-            more["help"] = f"{self.settings['help'].removesuffix('.')} (default: {usually})."
         return _keyword(self.keyword, Annotated[hint, make(*names, **more)], default)
 
     def parse(self, value: Any) -> Any:
