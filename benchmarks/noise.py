@@ -31,7 +31,7 @@ from niss.graph import ShareGraph
 from niss.mechanism import add_shares
 from niss.randomness import SecretStream, SimStream, add_gaussians
 from niss.randomness import secret as secret_module
-from niss.randomness.compiled import Demand, load_loop
+from niss.randomness.normal_table import Demand, load_loop
 from niss.simulation import make_config, run
 
 NEVER = 2**63

@@ -34,15 +34,15 @@ from threadpoolctl import threadpool_limits
 from niss.accounting import DrawnAccount
 from niss.accounting.targets import committee_size, committee_threshold
 from niss.protocol import committee
-from niss.protocol.agreement import BeaconChain, agree, participants_hash, terms_hash
+from niss.protocol.agreement import agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
-from niss.protocol.keys import Identity, PrekeyStore
+from niss.protocol.keys import BeaconChain, Identity, PrekeyStore
 from niss.protocol.messages import Participant, Reveal, RevealRequest, RoundOpen, Terms, Upload
 from niss.protocol.server import Server
 from niss.protocol.shares import EdgeKeys
 from niss.protocol.wire import encode, signed_part
 from niss.randomness import SecretStream, secret
-from niss.randomness.compiled import Demand, load_loop
+from niss.randomness.normal_table import Demand, load_loop
 
 clock = time.process_time
 """CPU seconds of this process, all threads together: others keep these cores busy too."""
@@ -324,7 +324,7 @@ class NissRound:
 
     def _stand_in_reveal(self, seat: int, request: RevealRequest) -> Reveal:
         one = self.stand_ins[seat - self.case.sampled]
-        lost = committee.lost_neighbours(self.agreed, request.survivors)
+        lost = committee.lost_edges(self.agreed, request.survivors)
         given = committee.take_apart(self.agreed, seat, request.survivors, request.pieces)
         partials = committee.answer(self.agreed, seat, self._private(seat), lost, given)
         return one.signed("reveal", Reveal(self.agreed.digest, seat, partials))

@@ -41,8 +41,8 @@ from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore
 from niss.tracker.auth import LARGEST_ROUND, sign_request
 from niss.tracker.client import TrackerClient
-from niss.tracker.store import TrackerStore, open_store
-from niss.tracker.store_sqlite import SqliteStore
+from niss.tracker.databases import SqliteStore, open_store
+from niss.tracker.store import TrackerStore
 
 NEIGHBOURS = 10
 CONNECTIONS = 32

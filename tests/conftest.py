@@ -1,13 +1,21 @@
-"""For all tests: temporary folders in memory."""
+"""For all tests: temporary folders in memory, and the command line imported without its libraries' warnings."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
+
+with warnings.catch_warnings():
+    # Some releases of typer use names that click has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer.testing  # noqa: F401
+
+    import niss.cli  # noqa: F401
 
 _MEMORY = Path("/dev/shm")
 _ENOUGH_BYTES = 4 * 2**30

@@ -16,9 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from niss.errors import ConfigError, PrivacyError
-from niss.randomness import SecretStream, SimStream, add_gaussians, compiled, secret
-from niss.randomness.compiled import TAIL_ROW, Demand, load_loop
-from niss.randomness.normal_table import find_rows
+from niss.randomness import SecretStream, SimStream, add_gaussians, normal_table, secret
+from niss.randomness.normal_table import TAIL_ROW, Demand, find_rows, load_loop
 from niss.randomness.secret import BLOCK, _Work, thread_limit
 from test_secret_stream import GOLDEN, SEEDS, draw
 
@@ -26,7 +25,7 @@ NEVER = 2**63
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> compiled.Loop:
+def loop(monkeypatch: pytest.MonkeyPatch) -> normal_table.Loop:
     """From the first draw on, the compiled loop is used."""
     pytest.importorskip("numba", reason="the extra `fast` is not installed")
     found = load_loop()
@@ -37,7 +36,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> compiled.Loop:
 
 
 @pytest.fixture
-def counted(loop: compiled.Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted(loop: normal_table.Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The lengths that the compiled loop is called with; a test that has none of them tests nothing."""
     sizes: list[int] = []
 
@@ -45,7 +44,7 @@ def counted(loop: compiled.Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[li
         sizes.append(words.size)
         return loop(words, *rest)
 
-    monkeypatch.setattr(compiled, "load_loop", lambda: counting)
+    monkeypatch.setattr(normal_table, "load_loop", lambda: counting)
     yield sizes
     assert sizes
 
@@ -123,7 +122,7 @@ def test_one_end_compiled_the_other_not_cancel(counted: list[int]) -> None:
     assert not reference(target, [(SecretStream(SEEDS[1]), 12345.678, -1)]).any()
 
 
-def test_words_of_every_row(loop: compiled.Loop) -> None:
+def test_words_of_every_row(loop: normal_table.Loop) -> None:
     """Both ends of every segment, either sign, and the ends of the range; the tail is named and left alone."""
     starts = [(64 + part) << (octave - 6) for octave in range(40, 63) for part in range(64)]
     sizes = [word for start in starts for word in (start - 1, start, start + 1)] + [0, 1, 2**63 - 1]
@@ -141,7 +140,7 @@ def test_words_of_every_row(loop: compiled.Loop) -> None:
 
 
 def test_targets_with_gaps_or_at_odd_addresses_are_left_to_the_reference(
-    loop: compiled.Loop,
+    loop: normal_table.Loop,
 ) -> None:
     del loop
     strided = np.zeros(2 * 1000, dtype=np.int64)
@@ -215,7 +214,7 @@ def test_a_loop_is_used_only_if_it_agrees(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_loop_is_loaded_once_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "load_loop", lambda: one_bit_off)
+    monkeypatch.setattr(normal_table, "load_loop", lambda: one_bit_off)
     demand = Demand(worth=1000)
     assert [demand.loop(400) for _ in range(4)] == [None, None, one_bit_off, one_bit_off]
     assert Demand(worth=1000).loop(1000) is one_bit_off

@@ -102,7 +102,7 @@ class Guess(Experiment):
     columns = {"error": "Error"}  # noqa: RUF012
     size: Annotated[int, Help("Length of the secret.", least=1)] = 2
 
-    def run(self, findings: Findings, progress: Any) -> None:
+    def attack(self, findings: Findings, progress: Any) -> None:
         progress("guess", 1, 1, "")
         findings.rows.append({"error": float(np.sqrt(self.size))})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from niss.accounting import LedgerFile
+from niss.accounting import Charge, LedgerFile, LedgerHeader
 
 ROOT = Path(__file__).parents[1]
 # A Flower round of six numpy clients, on the grid in one process that the other tests use.
@@ -42,10 +42,8 @@ def test_a_fresh_environment_without_torch(tmp_path: Path) -> None:
     for package in ("torch", "matplotlib"):
         assert "ModuleNotFoundError" in run(python, "-c", f"import {package}").stderr
     ledger = tmp_path / "ledger.jsonl"
-    with LedgerFile.create(
-        ledger, run="a run", budgets={"self": 1.0}, delta=1e-5, unit="client", relation="zero-out"
-    ) as file:
-        file.charge(0, 0, {"self": (0.5, 0.1)})
+    with LedgerFile.create(ledger, LedgerHeader(run="a run", budgets={"self": 1.0}, delta=1e-5)) as file:
+        file.charge(0, 0, {"self": Charge.of(0.5, 0.1)})
     for arguments in (
         ("--help",),
         ("plan", "--participants", "30", "--rounds", "10", "--epsilon", "3", "--json"),

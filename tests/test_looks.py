@@ -9,8 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from niss.figures import cut_range, line_options, look_of, marked, png
-from niss.methods import METHODS
+from niss.charts import cut_range, marked
+from niss.figures import line_options, png
+from niss.methods import METHODS, look_of
 from niss.methods.look import BLUE, INK, SERIES, SKY, distinct
 
 

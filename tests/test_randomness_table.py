@@ -16,8 +16,7 @@ from scipy import stats
 
 from niss.errors import ConfigError, DataError
 from niss.randomness import SecretStream, SimStream, normal_table, sampler_distance, sampler_factor
-from niss.randomness.distance import DEVIATE_ERROR
-from niss.randomness.secret import _Work
+from niss.randomness.secret import DEVIATE_ERROR, _Work
 
 
 def load_tool() -> ModuleType:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from niss.protocol.keys import fingerprint
-from niss.redaction import REDACTED, redact, safe_traceback
+from niss.redaction import REDACTED, printable, redact, safe_traceback
 
 SEED = bytes(range(100, 132))
 
@@ -71,3 +71,11 @@ def test_a_traceback_keeps_its_places_and_causes() -> None:
     assert __file__ in text
     assert "ValueError: no such key" in text
     assert f"KeyError: {REDACTED}" in text
+
+
+def test_what_is_printable_stays_as_it_is() -> None:
+    assert printable("state is at step 1, ä€😀") == "state is at step 1, ä€😀"
+    assert printable("1\u202f000\u00a0%") == "1\u202f000\u00a0%"
+    assert printable("a\n" * 300, longest=None, keep="\n") == "a\n" * 300
+    assert printable("a\x1b[31mb\nc\u202ed\ud800e\x9bf") == "a?[31mb?c?d?e?f"
+    assert len(printable("x" * 10**6)) < 1000

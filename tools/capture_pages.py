@@ -64,20 +64,20 @@ def served(runs: Path) -> Iterator[str]:
 
 def planner(page: Page, address: str) -> dict[str, Any]:
     page.goto(f"{address}/{PLAN}")
-    page.wait_for_selector("#curve svg")
+    page.wait_for_selector("#chart svg:visible")
     return {}
 
 
 def planner_carry(page: Page, address: str) -> dict[str, Any]:
     page.goto(f"{address}/{CARRY}")
-    page.wait_for_selector("#rounds-chart svg")
-    page.locator("#model-title").evaluate("one => scrollTo(0, one.offsetTop - 120)")
+    page.wait_for_selector("#chart svg:visible")
+    page.locator("#noise-title").evaluate("one => scrollTo(0, one.offsetTop - 120)")
     return {}
 
 
 def live(page: Page, address: str) -> dict[str, Any]:
     page.goto(f"{address}/live?run=demo")
-    page.wait_for_selector("#accuracy svg path.line")
+    page.wait_for_selector("#accuracy svg:visible")
     return {}
 
 
@@ -85,7 +85,7 @@ def report_accuracy(page: Page, address: str) -> dict[str, Any]:
     page.goto(f"{address}/report?run=demo")
     figure = page.locator("figure").first
     clip = _around(figure)
-    figure.locator("svg:visible .band").nth(20).hover(force=True)
+    figure.locator(".band:visible .catch").nth(20).hover(force=True)
     return {"clip": clip}
 
 
@@ -113,7 +113,7 @@ def _around(box: Any) -> dict[str, float]:
 PICTURES = {
     "ui-planner": (planner, 1280, 980, False),
     "ui-planner-carry": (planner_carry, 1280, 980, False),
-    "ui-live": (live, 1000, 1120, True),
+    "ui-live": (live, 1000, 1010, True),
     "report-accuracy": (report_accuracy, 1000, 1400, False),
     "report-graph": (report_graph, 1000, 1400, False),
 }

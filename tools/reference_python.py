@@ -7,6 +7,8 @@ import inspect
 import re
 from typing import Any
 
+from reference_settings import settings_table
+
 import niss
 
 _ROW = re.compile(r"^(?P<name>\S.*?)\s{2,}(?P<text>\S.*)$")
@@ -65,7 +67,9 @@ def _entry(name: str) -> list[str]:
 def _class_signature(name: str, found: type) -> str:
     if name == "Config":
         return "Its keys are on the page of [settings](settings.md)."
-    if dataclasses.is_dataclass(found) and name != "Plan":
+    if name == "Plan":
+        return settings_table(found)
+    if dataclasses.is_dataclass(found):
         return ""
     return _signature(name, found)
 

@@ -18,18 +18,19 @@ def settings_page() -> str:
         "with the nearest valid name.",
         f"Presets shipped with the package (`--preset`): {', '.join(f'`{name}`' for name in PRESETS)}.",
         "## Top level",
-        _table(Config),
+        settings_table(Config),
     ]
     hints = get_type_hints(Config)
     for section in _SECTIONS:
         several = section == "methods"
         kind = get_args(hints[section])[0] if several else hints[section]
         title = "[[methods]]" if several else f"[{section}]"
-        parts += [f"## {title}", str(kind.__doc__).partition("\n\n")[0], _table(kind)]
+        parts += [f"## {title}", str(kind.__doc__).partition("\n\n")[0], settings_table(kind)]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(kind: type[Any]) -> str:
+def settings_table(kind: type[Any]) -> str:
+    """A row for each setting."""
     rows = ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
     rows += [f"| `{one.name}` | {one.in_words} | {_default(one)} | {one.help} |" for one in described(kind)]
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""Same epsilon, joint view: every method at epsilon 1, 3 and 8 over the whole training; and the scale of a round.
+"""Same epsilon, joint view: every method at epsilon 1, 3 and 8 over the whole training.
 
 Every method is tuned by the same search (`tuning`), judged on images held out of the training set, on which no client
 trains; test images are never seen.
@@ -19,27 +19,21 @@ import numpy as np
 from experiments.reproduce.design import (
     DELTA,
     EPSILONS,
-    IMAGES_PER_CLIENT,
     METHODS,
-    SCALE,
-    SCALE_EPSILON,
-    SCALE_METHODS,
-    SCALES,
     SPLITS,
     TUNING,
+    UNIT,
     VARIANTS,
     Choice,
     Method,
     Setting,
     Variant,
-    find_setting,
     run_cell,
     trial_cell,
 )
 from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.runner import Watch, run_cells
 from experiments.reproduce.tuning import (
-    AXES,
     Axes,
     axes_for,
     axes_of,
@@ -49,14 +43,11 @@ from experiments.reproduce.tuning import (
     trials_of,
 )
 from niss.accounting import Plan, forecast
-from niss.accounting.planner import plan_carried
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 from niss.simulation import Config, make_config
 
-PROTOCOL_PARTICIPANTS = 100
-"""Dropouts of the client unit go through the real protocol in rounds of at most so many; else they are simulated."""
 HELD_OUT = 1 / 6
 MODELS: dict[str, Callable[[int], dict[str, Any]]] = {
     "mlp": lambda width: {"name": "mlp", "hidden": [width]},
@@ -75,73 +66,50 @@ def setting_config(
     variant: Variant = VARIANTS["none"],
     seed: int = 1,
     device: str = "auto",
-    protocol: bool = True,
 ) -> Config:
-    """The run of one method. Colluders and dropouts count only where they make a difference to it.
-
-    `protocol`: dropouts of small rounds go through the real one, which takes minutes a run, and no GPU helps; with
-    fixed cohorts they are always simulated.
-    """
+    """The run of one method. Colluders and dropouts count only where they make a difference to it."""
     drops = variant.dropout if method.suffers(variant) else 0.0
-    real = (
-        protocol
-        and drops > 0.0
-        and setting.unit == "client"
-        and not setting.cohorts
-        and setting.participants <= PROTOCOL_PARTICIPANTS
-    )
     values: dict[str, Any] = {
         "name": setting.name,
         "seed": seed,
         "rounds": setting.rounds,
-        "exchange": "protocol" if real else "simulated",
-        "data": {"dataset": setting.dataset, "split": SPLITS[setting.split], "clients": setting.clients},
+        "data": {
+            "dataset": setting.dataset,
+            "split": SPLITS[setting.split],
+            "clients": setting.clients,
+            "samples_per_client": setting.images,
+        },
         "model": MODELS[setting.model](choice.hidden),
         "training": {
             "participants": setting.participants,
-            "sampling": "cyclic" if setting.cohorts else "shuffled",
+            "sampling": "cyclic",
             "epochs": setting.epochs,
             "batch_size": setting.batch_size,
             "learning_rate": choice.learning_rate,
             "device": device,
             **method.training,
         },
-        "privacy": {"unit": setting.unit, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
+        "privacy": {"unit": UNIT, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
         "methods": [{"name": method.kind, "label": method.name, **method.settings}],
     }
-    if setting.images is not None:
-        values["data"]["samples_per_client"] = setting.images
-    if method.faults or method.noise == "shares":
+    if method.faults:
         values["protocol"] = {"mode": variant.mode, "dropout": drops}
         values["privacy"] |= {"colluders": math.ceil(variant.rho * setting.participants - 1e-9)}
     if method.noise == "shares":
-        _share_noise(values, setting, method, variant, make_config(values).participations)
+        planned = _planned(setting.participants, make_config(values).participations, variant)
+        values["privacy"] |= {"revealed": planned.revealed, "dropped": planned.dropped}
+        values["methods"][0] |= {name: getattr(planned, name) for name in ("kappa", "neighbours", "graph")}
     if method.noise == "carried":
         kappa = _carried_kappa(setting.participants, setting.clients, setting.rounds, variant)
         values["methods"][0] |= {"kappa": kappa, "neighbours": setting.participants - 1}
     return make_config(values)
 
 
-def _share_noise(
-    values: dict[str, Any], setting: Setting, method: Method, variant: Variant, participations: int
-) -> None:
-    """Who shares with how many, how strongly, and how much may be revealed: as the planner says."""
-    if method.printed:
-        values["methods"][0] |= {"distortion": "scalar", "tau2": 0.0}
-        return
-    planned = _planned(setting.participants, participations, variant, method.kappa)
-    values["privacy"] |= {"revealed": planned.revealed, "dropped": planned.dropped}
-    values["methods"][0] |= {
-        "kappa": planned.kappa,
-        "neighbours": planned.neighbours,
-        "graph": planned.graph,
-    }
-
-
 @cache
 def _carried_kappa(participants: int, clients: int, rounds: int, variant: Variant) -> float:
     """The planner's choice where noise is carried to the next round; one epsilon serves for all."""
-    return plan_carried(
+    return forecast(
+        carry=True,
         participants=participants,
         clients=clients,
         rounds=rounds,
@@ -153,7 +121,7 @@ def _carried_kappa(participants: int, clients: int, rounds: int, variant: Varian
 
 
 @cache
-def _planned(participants: int, participations: int, variant: Variant, kappa: float | None) -> Plan:
+def _planned(participants: int, participations: int, variant: Variant) -> Plan:
     """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
     return forecast(
         participants=participants,
@@ -162,41 +130,34 @@ def _planned(participants: int, participations: int, variant: Variant, kappa: fl
         collusion=variant.rho,
         dropout=variant.dropout,
         mode=variant.mode,
-        kappa=kappa,
     ).plan
 
 
 def setting_base(setting: Setting) -> Mapping[str, Any]:
     """What all cells of a setting have in common, for its result file."""
-    cohorts = {} if setting.images is None else {"sampling": "cyclic", "images_per_client": setting.images}
-    if setting.model != "mlp":
-        cohorts |= {"sampling": "cyclic", "model": setting.model}
     return {
         "dataset": setting.dataset,
         "split": setting.split,
-        "unit": setting.unit,
+        "unit": UNIT,
         "clients": setting.clients,
         "participants": setting.participants,
         "rounds": setting.rounds,
         "delta": DELTA,
         "local_epochs": setting.epochs,
         "batch_size": setting.batch_size,
-        **cohorts,
+        "sampling": "cyclic",
+        "images_per_client": setting.images,
+        **({} if setting.model == "mlp" else {"model": setting.model}),
     }
 
 
 def held_out_setting(setting: Setting, records: int) -> Setting:
-    """The same setting on a training set cut to `records` images: as many to a client, hence fewer clients.
-
-    Where cohorts are fixed they stay as large, and there are fewer of them.
-    """
-    if setting.unit == "record" or setting.split == "natural":
+    """The same setting on a training set cut to `records` images: as many to a client, hence fewer cohorts."""
+    if setting.split == "natural":
         return setting
-    clients = records // (setting.images or IMAGES_PER_CLIENT)
+    clients = records // setting.images
     participants = min(setting.participants, clients)
-    if setting.images is not None:
-        clients -= clients % participants
-    return replace(setting, clients=clients, participants=participants)
+    return replace(setting, clients=clients - clients % participants, participants=participants)
 
 
 @lru_cache(maxsize=1)
@@ -254,15 +215,14 @@ class Contestant:
     variant: Variant
     epsilon: float | None
 
-    def labels(self, choice: Choice, unit: str) -> dict[str, Any]:
+    def labels(self, choice: Choice) -> dict[str, Any]:
         """Of one trial."""
-        unclipped = not self.method.private and unit == "client"
         return {
             "method": self.method.name,
             "variant": self.variant.name,
             "epsilon": self.epsilon,
             **asdict(choice),
-            "clip": None if unclipped else choice.clip,
+            "clip": choice.clip if self.method.private else None,
         }
 
 
@@ -270,10 +230,9 @@ def contestants(
     epsilons: Sequence[float], methods: Sequence[str], variants: Sequence[str] = ("none",)
 ) -> list[Contestant]:
     """Everyone who is tuned for these methods, under the variants that make a difference to them."""
-    own = [METHODS[name] for name in dict.fromkeys(METHODS[name].tuning for name in methods)]
     return [
         Contestant(method, VARIANTS[variant], epsilon)
-        for method, variant in product(own, variants)
+        for method, variant in product((METHODS[name] for name in methods), variants)
         if method.suffers(VARIANTS[variant])
         for epsilon in (epsilons if method.private else (None,))
     ]
@@ -288,7 +247,7 @@ def tune(
     methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     device: str = "auto",
-    axes: Mapping[str, Axes] | None = None,
+    axes: Axes | None = None,
     at_once: int | None = None,
     progress: Watch | None = None,
 ) -> Result:
@@ -304,15 +263,15 @@ def tune(
         "held_out": len(data.test_labels),
         "seed": 1,
     }
-    grid = axes_of(setting, axes or AXES)
+    grid = axes or axes_of(setting)
     variants = [variant for variant in variants if variant in setting.variants]
-    mine = contestants(epsilons, methods or setting.methods, variants)
+    mine = contestants(epsilons, methods or tuple(METHODS), variants)
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
         for one in mine:
-            tuned = read_result(result_path(out, TUNING, setting.full_name))
-            for choice in _open_trials(one, setting.unit, tuned, grid):
-                labels = one.labels(choice, setting.unit)
+            tuned = read_result(result_path(out, TUNING, setting.name))
+            for choice in _open_trials(one, tuned, grid):
+                labels = one.labels(choice)
                 config = setting_config(
                     cut,
                     one.method,
@@ -320,12 +279,11 @@ def tune(
                     epsilon=one.epsilon or 1.0,
                     variant=one.variant,
                     device=device,
-                    protocol=False,
                 )
                 cells[trial_cell(labels)] = labels, config
         result = run_cells(
             TUNING,
-            setting.full_name,
+            setting.name,
             base,
             cells,
             out=out,
@@ -338,13 +296,13 @@ def tune(
             return result
 
 
-def _open_trials(one: Contestant, unit: str, tuned: Result | None, axes: Axes) -> list[Choice]:
+def _open_trials(one: Contestant, tuned: Result | None, axes: Axes) -> list[Choice]:
     trials = {
         choice_of(cell.labels, axes): cell.accuracy
         for cell in trials_of(tuned, one.method.name, one.variant.name)
         if cell.labels["epsilon"] == one.epsilon
     }
-    return next_trials(axes_for(one.method, unit, axes), trials)
+    return next_trials(axes_for(one.method, axes), trials)
 
 
 def run_setting(
@@ -357,38 +315,32 @@ def run_setting(
     variants: Sequence[str] = ("none",),
     seeds: Sequence[int] = (1, 2, 3),
     device: str = "auto",
-    experiment: str | None = None,
-    protocol: bool = True,
     at_once: int | None = None,
     progress: Watch | None = None,
     tuned_in: Path | None = None,
 ) -> Result:
     """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any.
 
-    experiment  unless that of the setting
-    tuned_in    where the tuning is, unless in `out`
+    tuned_in  where the tuning is, unless in `out`
     """
-    experiment, methods = experiment or setting.experiment, methods or setting.methods
+    methods = methods or tuple(METHODS)
     variants = [variant for variant in variants if variant not in VARIANTS or variant in setting.variants]
     unknown = [name for name in (*methods, *variants) if name not in METHODS and name not in VARIANTS]
     if unknown:
         raise ConfigError(
             f"unknown name {unknown[0]!r}", hint="use one of: " + ", ".join((*METHODS, *VARIANTS))
         )
-    # Tuned for rounds of this size; the comparison of sizes takes the same choices for all.
-    tuned_name = setting.name if experiment == SCALE else setting.full_name
-    tuned = read_result(result_path(tuned_in or out, TUNING, tuned_name))
+    tuned = read_result(result_path(tuned_in or out, TUNING, setting.name))
     cells: dict[str, tuple[dict[str, Any], Any]] = {}
     for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
-        cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device, protocol)
+        cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device)
         if cell is not None:
             identity, labels, config = cell
             cells.setdefault(identity, (labels, config))
-    name = f"{setting.name}-{setting.participants}" if experiment == SCALE else setting.full_name
     data = _loaded(setting.dataset)
     return run_cells(
-        experiment,
-        name,
+        setting.experiment,
+        setting.name,
         {**setting_base(setting), **_own_base(setting, data)},
         cells,
         out=out,
@@ -407,7 +359,6 @@ def _cell(
     seed: int,
     tuned: Result | None,
     device: str,
-    protocol: bool,
 ) -> tuple[str, dict[str, Any], Any] | None:
     """One cell; None where a variant leaves a method as it is, so that its plain cell stands for it."""
     contestant = METHODS[method]
@@ -422,7 +373,6 @@ def _cell(
         variant=variant,
         seed=seed,
         device=device,
-        protocol=protocol,
     )
     plan, target = config.plan(config.methods[0]), epsilon if contestant.private else None
     labels = {
@@ -440,44 +390,3 @@ def _cell(
         **asdict(choice),
     }
     return run_cell(variant.name, method, target, seed), labels, config
-
-
-def run_scale(
-    *,
-    out: Path,
-    work: Path,
-    dataset: str = "mnist",
-    sizes: Sequence[int] = SCALES,
-    epsilon: float = SCALE_EPSILON,
-    seeds: Sequence[int] = (1, 2, 3),
-    rounds: int | None = None,
-    device: str = "auto",
-    methods: Sequence[str] = SCALE_METHODS,
-    at_once: int | None = None,
-    progress: Watch | None = None,
-) -> list[Result]:
-    """The client unit with m participants a round, out of as many clients, for as many rounds.
-
-    A larger round means more participations of each client, so each upload needs more noise, and it averages over
-    more. For a trusted server, and for NISS, the second outweighs the first; for DP-FedAvg, whose m noises all stay
-    in the sum, the two cancel: against a trusted server it falls behind by a factor m in variance.
-    """
-    results = []
-    for size in sizes:
-        setting = find_setting(f"{dataset}-iid-client", participants=size, rounds=rounds)
-        if setting.participants == size:
-            results.append(
-                run_setting(
-                    setting,
-                    out=out,
-                    work=work,
-                    epsilons=(epsilon,),
-                    methods=methods,
-                    seeds=seeds,
-                    device=device,
-                    experiment=SCALE,
-                    at_once=at_once,
-                    progress=progress,
-                )
-            )
-    return results

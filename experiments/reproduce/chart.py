@@ -18,16 +18,12 @@ from experiments.reproduce.chart_pictures import draw_figure_4, keep_shown
 from experiments.reproduce.checks import setting_of
 from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
 from experiments.reproduce.design import (
-    BEYOND,
     DATASETS,
-    EARLIER,
     EPSILONS,
     FIGURE_3,
     FIGURE_4,
     METHODS,
     PANELS,
-    RIVALS,
-    SCALE,
     VARIANTS,
     X_VALUES,
     Panel,
@@ -37,11 +33,12 @@ from experiments.reproduce.modelled import MODELLED
 from experiments.reproduce.recompute import CarriedNoise, FloatArray, banded_noise
 from experiments.reproduce.results import Cell, Result, read_results, select, spread
 from experiments.reproduce.sensitivity import NBAFL
-from experiments.reproduce.stamps import DRAWN_FROM, data_digest, figure_name, stamp
+from experiments.reproduce.stamps import DRAWN_FROM, figure_name, write_stamps
 from experiments.reproduce.tables import at_epsilon, leaks_in_order
-from niss.charts import Chart, Curves, Mark, Rows, Series, marked, points, shown
-from niss.figures import CHART_STYLE, cut_range, draw_sheet, look_of, png
+from niss.charts import Chart, Curves, Series, cut_range, marked, points, shown
+from niss.figures import CHART_STYLE, draw_sheet, png
 from niss.files import SHARED, write_atomically
+from niss.methods import look_of
 from niss.methods.look import (
     BLUE,
     CRIMSON,
@@ -50,7 +47,6 @@ from niss.methods.look import (
     OLIVE,
     PINK,
     PURPLE,
-    QUIET,
     SHORT,
     SKY,
     Look,
@@ -59,21 +55,18 @@ from niss.methods.look import (
 
 _HELD_AT = 3.0
 _ACCURACY, _PROMISED = "Test accuracy, %", "ε promised"
-_UNITS = {"client": "whole clients", "record": "single records"}
 # From NISS as printed, which protects nobody, to what is as DP-FedAvg.
 _X_LOOKS = (Look(SKY, "", DOTTED), Look(BLUE, ""), Look(PURPLE, "", DASHED), Look(PINK, "", SHORT))
 _X_NAMES = {0.0: "X = 0 (as FedAvg)", 1.0: "X = 1 (as DP-FedAvg)"}
-# Those of the planner keep the look of their method; one with a strength of its own takes another.
-_NAMES = sorted(METHODS, key=lambda name: METHODS[name].kappa is not None)
-_SAFE = {name: method.private and not method.printed for name, method in METHODS.items()}
 LOOKS = dict(
-    zip(_NAMES, distinct(look_of(METHODS[name].kind, protected=_SAFE[name]) for name in _NAMES), strict=True)
+    zip(METHODS, distinct(look_of(one.kind, protected=one.private) for one in METHODS.values()), strict=True)
 )
 _NISS = "niss-planned"
 # Method, variant, name and look; without faults in the looks that the methods have everywhere.
 _Contestant = tuple[str, str, str, Look]
 _PLAIN: dict[str, _Contestant] = {
-    name: (name, "none", marked(name, protected=_SAFE[name]), LOOKS[name]) for name in METHODS
+    name: (name, "none", marked(name, protected=method.private), LOOKS[name])
+    for name, method in METHODS.items()
 }
 _FAULTS: tuple[_Contestant, ...] = (
     _PLAIN["dp-fedavg"],
@@ -86,30 +79,20 @@ _FAULTS: tuple[_Contestant, ...] = (
 
 
 def in_order(results: Iterable[Result]) -> list[Result]:
-    """By dataset, split, unit and size: MNIST first, IID first, clients before records, large rounds first."""
+    """By dataset, split and size: MNIST first, IID first, large rounds first."""
 
-    def place(result: Result) -> tuple[bool, bool, bool, int, int]:
+    def place(result: Result) -> tuple[bool, bool, int, int]:
         base = result.base
-        order = base["dataset"] != "mnist", base["split"] != "iid", base["unit"] != "client"
-        return (*order, -int(base["participants"]), -int(base["clients"]))
+        size = -int(base["participants"]), -int(base["clients"])
+        return (base["dataset"] != "mnist", base["split"] != "iid", *size)
 
     return sorted(results, key=place)
-
-
-def of_cohorts(results: Mapping[str, Result]) -> list[Result]:
-    """The settings with fixed cohorts."""
-    return in_order(one for one in results.values() if "images_per_client" in one.base)
 
 
 def _title(result: Result) -> str:
     """Dataset and split, and below them the size of a round."""
     setting = setting_of(result)
-    title = setting.title.removesuffix(f", {setting.unit}")
-    if setting.unit == "record":
-        return f"{title}\nrecords"
-    return f"{title}\n{setting.participants:,}" + (
-        f" of {setting.clients:,}" if setting.cohorts else " a round"
-    )
+    return f"{setting.title}\n{setting.participants:,} of {setting.clients:,}"
 
 
 def _accuracies(name: str, look: Look, groups: Sequence[Sequence[Cell]]) -> Series:
@@ -159,82 +142,26 @@ def _over_epsilon(results: Iterable[Result], contestants: Iterable[_Contestant])
     return charts
 
 
-def _beyond(results: Mapping[str, Result]) -> list[Chart]:
-    """A chart for each setting without fixed cohorts; below, the epsilon that holds in each view."""
-    chosen = in_order(one for one in results.values() if "images_per_client" not in one.base)
-    chosen = chosen or in_order(results.values())
-    held: list[Chart] = [
-        _held([one for one in chosen if one.base["unit"] == unit], words) for unit, words in _UNITS.items()
-    ]
-    return [*_over_epsilon(chosen, (_PLAIN[name] for name in EARLIER)), *held]
-
-
-def _held(results: Sequence[Result], words: str) -> Rows:
-    """The epsilon that holds in the joint and in the marginal view where 3 was promised: the largest over runs."""
-    nothing, rows = 1.75 * _HELD_AT, []
-    for method in (name for name in EARLIER if METHODS[name].private):
-        cells = [
-            cell for one in results for cell in select(one, method=method, variant="none", epsilon=_HELD_AT)
-        ]
-        marks = []
-        for view, name, hollow in (
-            ("joint", "all uploads (joint view)", False),
-            ("marginal", "one upload alone (marginal view)", True),
-        ):
-            values = [getattr(cell, f"epsilon_{view}") for cell in cells]
-            at = nothing if None in values else max(values, default=nothing)
-            text = "no guarantee" if None in values else f"{at:.2f}"
-            marks.append(Mark(name, Look(QUIET, "o", hollow=hollow), at, text))
-        rows.append((method, marks if cells else []))
-    level = (f"{_HELD_AT:g} promised", _HELD_AT)
-    return Rows(title=f"ε that holds, {words}", across="ε", rows=rows, level=level, nothing=nothing)
-
-
-def _scale(results: Mapping[str, Result]) -> list[Chart]:
-    """Accuracy over the participants of a round, a chart for each dataset."""
-    charts: list[Chart] = []
-    for dataset in dict.fromkeys(one.base["dataset"] for one in in_order(results.values())):
-        group = [one for one in results.values() if one.base["dataset"] == dataset]
-        group.sort(key=lambda one: int(one.base["participants"]))
-        series = [
-            _accuracies(_PLAIN[name][2], LOOKS[name], [select(one, method=name) for one in group])
-            for name in METHODS
-        ]
-        epsilon = max(cell.labels["epsilon"] or 0.0 for one in group for cell in one.cells)
-        title = f"{setting_of(group[0]).title}, ε = {epsilon:g}"
-        ticks = tuple(f"{one.base['participants']:,}" for one in group)
-        charts.append(
-            Curves(title=title, across="Participants a round", up=_ACCURACY, series=series, ticks=ticks)
-        )
-    return [_cut(chart) for chart in shown(charts) if isinstance(chart, Curves)]
-
-
 def _faults(results: Mapping[str, Result]) -> list[Chart]:
-    """A chart for each setting in which clients drop out, whole clients first; fixed cohorts where there are any."""
+    """A chart for each setting in which clients drop out."""
     variants = [name for name, variant in VARIANTS.items() if variant.dropout]
     dropping = [
         one
         for one in in_order(results.values())
         if any(select(one, method=_NISS, variant=name) for name in variants)
     ]
-    cohorts = any("images_per_client" in one.base for one in dropping)
-    chosen = [
-        one
-        for one in dropping
-        if not cohorts or "images_per_client" in one.base or one.base["unit"] == "record"
-    ]
-    return _over_epsilon(sorted(chosen, key=lambda one: one.base["unit"] == "record"), _FAULTS)
+    return _over_epsilon(dropping, _FAULTS)
 
 
 def _rivals(results: Mapping[str, Result]) -> list[Chart]:
-    """All rivals in the settings with fixed cohorts, without faults."""
-    return _over_epsilon(of_cohorts(results), (_PLAIN[name] for name in RIVALS))
+    """All rivals, without faults."""
+    return _over_epsilon(in_order(results.values()), _PLAIN.values())
 
 
 def _datasets(results: Mapping[str, Result]) -> list[Chart]:
     """The same for other models and data, with what the most frequent label is worth."""
     names = [name for name in (*MODELLED, *sorted(results.keys() - MODELLED.keys())) if name in results]
-    return _over_epsilon((results[name] for name in names), (_PLAIN[name] for name in RIVALS))
+    return _over_epsilon((results[name] for name in names), _PLAIN.values())
 
 
 def _noise(results: Mapping[str, Result]) -> list[Chart]:
@@ -242,12 +169,12 @@ def _noise(results: Mapping[str, Result]) -> list[Chart]:
     # The noise depends on the size alone, so each size is shown once.
     by_size = {
         (one.base["participants"], one.base["clients"], one.base["rounds"]): one
-        for one in reversed(of_cohorts(results))
+        for one in reversed(in_order(results.values()))
     }
     charts: list[Chart] = []
     for size in sorted(by_size, reverse=True):
         result, series = by_size[size], []
-        for name in RIVALS:
+        for name in METHODS:
             if cells := select(result, method=name, variant="none", epsilon=_HELD_AT):
                 variance = noise_in_model(result, cells[0])
                 places = points(range(1, variance.size + 1), variance, "y")
@@ -332,9 +259,7 @@ def _gaps(results: Mapping[str, Result]) -> list[Chart]:
 CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
     FIGURE_3: _figure_3,
     "gaps": _gaps,
-    BEYOND: _beyond,
     "faults": _faults,
-    SCALE: _scale,
     "rivals": _rivals,
     "noise": _noise,
     DATASETS: _datasets,
@@ -362,7 +287,7 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
             # The dark one changes the figure, so it comes second.
             for dark in (False, True):
                 path = folder / figure_name(name, dark=dark)
-                image = stamp(png(figure, style=CHART_STYLE, dark=dark), data_digest(folder, name))
-                write_atomically(path, image, mode=SHARED)
+                write_atomically(path, png(figure, style=CHART_STYLE, dark=dark), mode=SHARED)
                 written.append(path)
+    write_stamps(folder)
     return written

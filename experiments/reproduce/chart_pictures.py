@@ -24,8 +24,9 @@ from experiments.reproduce.results import (
     write_kept,
 )
 from niss.figures import STYLE as COMMON
-from niss.figures import grid, look_of
+from niss.figures import grid
 from niss.methods import METHODS as KINDS
+from niss.methods import look_of
 from niss.methods.look import QUIET, RULE
 
 STYLE: dict[Any, Any] = {**COMMON, "font.size": 11.0, "legend.fontsize": 10.5}

@@ -12,7 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +25,10 @@ from experiments.reproduce.design import (
     FIGURE_3,
     FIGURE_4,
     METHODS,
-    SCALE,
     SPLITS,
     SWEEP,
     TUNING,
+    UNIT,
     Setting,
     find_panel,
     find_setting,
@@ -52,7 +52,7 @@ from experiments.reproduce.tuning import Axes, axes_for, axes_of, choice_of, cho
 from niss.errors import NissError
 
 R = TypeVar("R", Result, Leaks)
-TRAINED = (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE, DATASETS)
+TRAINED = (FIGURE_3, SWEEP, TUNING, BEYOND, DATASETS)
 TEST_IMAGES = 10_000
 COPIED = 0.3
 """The part of two curves that may agree to the last digit: runs of different seeds agree in a few rounds by chance."""
@@ -88,10 +88,13 @@ def check_files(folder: Path, *, partial: bool = False) -> list[Fault]:
 
 def _without_crash(record: R, check: Callable[[R], Iterable[Fault]]) -> list[Fault]:
     """What a check finds; a file in which it does not find its way about is at fault itself."""
+    found: list[Fault] = []
     try:
-        return [*_identities(record), *check(record)]
+        for fault in chain(_identities(record), check(record)):
+            found.append(fault)  # one by one: what was found before a crash counts
     except (NissError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return [Fault("cells", _where(record), f"cannot be made out: {error!r}")]
+        found.append(Fault("cells", _where(record), f"cannot be made out: {error!r}"))
+    return found
 
 
 def _trained_faults(result: Result, trained: Mapping[str, Mapping[str, Result]]) -> Iterator[Fault]:
@@ -102,7 +105,7 @@ def _trained_faults(result: Result, trained: Mapping[str, Mapping[str, Result]])
     else:
         wrong = promise_faults(result, trained[BEYOND].get(result.name) or trained[DATASETS].get(result.name))
     yield from (Fault(kind, _where(result, cell), detail) for cell, kind, detail in wrong)
-    if result.experiment in (BEYOND, SCALE, DATASETS):
+    if result.experiment in (BEYOND, DATASETS):
         yield from _choices(result, trained[TUNING])
     if result.experiment == TUNING:
         yield from _search(result)
@@ -139,7 +142,7 @@ def _identities(record: Record[Any]) -> Iterator[Fault]:
     for cell in record.cells:
         if cell.id != _identity(record.experiment, cell.labels):
             yield Fault("settings", _where(record, cell.id), "its labels say that it is another cell")
-    if record.experiment in (TUNING, BEYOND, SCALE, DATASETS):
+    if record.experiment in (TUNING, BEYOND, DATASETS):
         yield from _setting_faults(record)
     elif record.experiment in (FIGURE_3, SWEEP):
         yield from _panel_faults(record)
@@ -194,24 +197,21 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     if not known and setting.model == "mlp":
         return
     images = TRAINING_IMAGES.get(setting.dataset, 0) - base.get("held_out", 0)
-    clients, cohorts = images // 10 if setting.unit == "client" else 100, {}
-    if setting.images is not None:
-        enough_for = images // setting.images // setting.participants * setting.participants
-        clients = min(setting.clients, enough_for)
-        cohorts = {"sampling": "cyclic", "images_per_client": setting.images}
-    if setting.split == "natural":
-        clients = setting.clients
+    clients = setting.clients
+    if setting.split != "natural":
+        clients = min(clients, images // setting.images // setting.participants * setting.participants)
     wanted: dict[str, Any] = {
         "dataset": setting.dataset,
         "split": setting.split,
-        "unit": setting.unit,
+        "unit": UNIT,
         "clients": clients,
         "participants": setting.participants,
         "rounds": setting.rounds,
         "delta": DELTA,
         "local_epochs": setting.epochs,
         "batch_size": setting.batch_size,
-        **cohorts,
+        "sampling": "cyclic",
+        "images_per_client": setting.images,
     }
     if record.experiment == TUNING:
         # Who owns samples keeps a whole number of them, so that how many are held out follows from the data.
@@ -220,7 +220,7 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     if setting.model != "mlp":
         tested, guessed = base["tested"], base["majority"] * base["tested"]
         wanted |= {name: base[name] for name in ("tested", "majority")}
-        wanted |= {"sampling": "cyclic", "model": setting.model}
+        wanted |= {"model": setting.model}
         if tested < 1 or not 0.0 < guessed < tested or abs(guessed - round(guessed)) > 1e-6:
             detail = f"{base['majority']} is no part of {tested:,} labels"
             yield Fault("settings", _where(record), detail)
@@ -235,10 +235,8 @@ def _differences(record: Record[Any], said: Mapping[str, Any], wanted: Mapping[s
 
 
 def setting_of(record: Record[Any]) -> Setting:
-    """The setting that a file's name stands for: `mnist-iid-client`, or with a size of the round behind it."""
-    usual, _, size = record.name.rpartition("-")
-    plain = not size.isdigit() or usual.endswith("-of")
-    return find_setting(record.name) if plain else find_setting(usual, participants=int(size))
+    """The setting that a file's name stands for."""
+    return find_setting(record.name)
 
 
 def _curves(result: Result) -> Iterator[Fault]:
@@ -317,15 +315,15 @@ def _run(record: Record[Any], cell: Any) -> str:
         # Noise that cancels is the same run whatever its size.
         sigma = f"{labels.pop('sigma_k'):.6g}" if labels["x"] else ""
         return f"panel {record.name} {sigma} {sorted(labels.items())}"
-    if record.experiment in (BEYOND, SCALE, DATASETS):
-        return f"run {setting_of(record).full_name} {sorted(labels.items(), key=str)}"
+    if record.experiment in (BEYOND, DATASETS):
+        return f"run {record.name} {sorted(labels.items(), key=str)}"
     return f"{record.experiment} {record.name} {cell.id}"
 
 
 def _choices(result: Result, tuned: Mapping[str, Result]) -> Iterator[Fault]:
     """Every run has the choice that was best on the held-out images."""
     setting = setting_of(result)
-    found = tuned.get(setting.name if result.experiment == SCALE else setting.full_name)
+    found = tuned.get(result.name)
     for cell in result.cells:
         labels = cell.labels
         # Without noise the one choice serves for every epsilon.
@@ -340,13 +338,10 @@ def _choices(result: Result, tuned: Mapping[str, Result]) -> Iterator[Fault]:
 
 def _search(result: Result) -> Iterator[Fault]:
     """The search is played again from its trials: nothing is missing, and nothing was tried beyond it."""
-    if expected_cells().get((TUNING, result.name)) is not SEARCHED:
-        return  # a grid, whose cells the design lists
-    unit = result.base["unit"]
     labels = [cell.labels for cell in result.cells]
     groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
     for method, variant, epsilon in sorted(groups):
-        axes = axes_for(METHODS[method], unit, axes_of(setting_of(result)))
+        axes = axes_for(METHODS[method], axes_of(setting_of(result)))
         trials = {
             choice_of(cell.labels, axes): cell.accuracy
             for cell in trials_of(result, method, variant)

@@ -1,4 +1,4 @@
-"""What the text claims, recomputed from the result files: Figures 3 and 4, the same epsilon for all, and scale."""
+"""What the text claims, recomputed from the result files: Figures 3 and 4, and the same epsilon for all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from experiments.reproduce.design import (
     IMAGES,
     METHODS,
     PAPER_LEVELS,
-    SCALE,
     VARIANTS,
     X_VALUES,
     picture_name,
@@ -156,7 +155,7 @@ CLOSE = 0.01
 
 def check_claims(folder: Path) -> list[Claim]:
     """Every claim, from the files in a results folder."""
-    figure, beyond, scale = (read_results(folder, name) for name in (FIGURE_3, BEYOND, SCALE))
+    figure, beyond = (read_results(folder, name) for name in (FIGURE_3, BEYOND))
     paper = (_early_accuracy, _monotone, _gaps, _average_gap)
     claims = [claim for check in paper for claim in check(figure)]
     claims += leak_claims(all_leaks(folder))
@@ -164,8 +163,6 @@ def check_claims(folder: Path) -> list[Claim]:
         claims += [*_close_to_central(name, result), *_honest(name, result), *_faults(name, result)]
     for name, result in read_results(folder, DATASETS).items():
         claims += [*_close_to_central(name, result), *_honest(name, result)]
-    for name, result in scale.items():
-        claims += [*_close_to_central(f"scale {name}", result), *_better_than_local(f"scale {name}", result)]
     return claims
 
 
@@ -305,7 +302,7 @@ def _close_to_central(name: str, result: Result) -> Iterator[Claim]:
         if not learns(central, result):
             yield Claim(claim, True, f"central DP does not learn here: {numbers}", required=False)
             continue
-        ratio = _noise_ratio(result.base["unit"], niss_cells, central_cells)
+        ratio = _relative_noise(niss_cells) / _relative_noise(central_cells)
         detail = f"{numbers}; noise variance {ratio:.2f} times that of a trusted server, per clip"
         # A choice that was made at another epsilon favours now the one, now the other: their noise is alike, their
         # clips, rates and widths are not.
@@ -321,23 +318,14 @@ def _close_to_central(name: str, result: Result) -> Iterator[Claim]:
         yield Claim(claim, niss.mean >= central.mean - near, detail, required=not (elsewhere and unlike))
 
 
-def _noise_ratio(unit: str, cells: list[Cell], central: list[Cell]) -> float:
-    """The noise left in the sum, in units of a trusted server's, at the same clip (and rate, for records)."""
-
-    def relative(cell: Cell) -> float:
-        rate = cell.labels["learning_rate"] if unit == "record" else 1.0
-        return cell.aggregate_variance / float(rate * cell.labels["clip"]) ** 2
-
-    return spread([relative(cell) for cell in cells]).mean / spread([relative(cell) for cell in central]).mean
+def _relative_noise(cells: list[Cell]) -> float:
+    """The noise variance left in the sum, in squared clips."""
+    return spread([cell.aggregate_variance / cell.labels["clip"] ** 2 for cell in cells]).mean
 
 
 def _honest(name: str, result: Result) -> Iterator[Claim]:
-    """The epsilon of the joint view is the one promised; as printed there is none."""
-    promised = [
-        cell
-        for cell in result.cells
-        if METHODS[cell.labels["method"]].private and not METHODS[cell.labels["method"]].printed
-    ]
+    """The epsilon of the joint view is the one promised."""
+    promised = [cell for cell in result.cells if METHODS[cell.labels["method"]].private]
     over = [
         cell.id
         for cell in promised
@@ -346,11 +334,6 @@ def _honest(name: str, result: Result) -> Iterator[Claim]:
     if promised:
         detail = f"{len(promised)} runs" if not over else "not in " + ", ".join(over)
         yield Claim(f"{name}: epsilon in the joint view is at most the one promised", not over, detail)
-    printed = select(result, method="niss-as-printed")
-    if printed:
-        finite = [cell.id for cell in printed if cell.epsilon_joint is not None]
-        detail = f"{len(printed)} runs" if not finite else "finite in " + ", ".join(finite)
-        yield Claim(f"{name}: NISS as printed has no finite epsilon in the joint view", not finite, detail)
 
 
 def _faults(name: str, result: Result) -> Iterator[Claim]:
@@ -380,16 +363,3 @@ def _faults(name: str, result: Result) -> Iterator[Claim]:
 def _chance(one: Spread, other: Spread) -> float:
     """By how much two methods may differ by chance."""
     return max(2 * (one.error + other.error), ONE_SEED_NOISE)
-
-
-def _better_than_local(name: str, result: Result) -> Iterator[Claim]:
-    for epsilon in EPSILONS:
-        found = _compared(result, epsilon, "niss-planned", "dp-fedavg")
-        if found is not None:
-            niss, local, *_ = found
-            holds = niss.mean >= local.mean - _chance(niss, local)
-            yield Claim(
-                f"{name}, epsilon {epsilon:g}: NISS at least as accurate as DP-FedAvg",
-                holds,
-                f"{niss.mean:.2%} against {local.mean:.2%}",
-            )

@@ -221,16 +221,14 @@ def sweep(options: Sweep) -> None:
 class Beyond(Experiment):
     """For each setting: tune every method, then run it.
 
-    setting        Comma-separated, e.g. mnist-iid-client; or all.
+    setting        Comma-separated, e.g. mnist-iid-client-100-of-1000; or all.
     epsilons       Comma-separated, over the whole training.
     methods        Comma-separated; all by default.
     variant        Comma-separated: none, collusion, tolerate, repair.
     rounds         Rounds.
-    participants   Participants a round.
     tune           Tune clip, rate and width on held-out images first.
     tune_epsilons  Where to tune; the others take the nearest one's choice.
     tune_only      Tune, and stop.
-    protocol       Dropouts of small rounds go through the real protocol, minutes a run on any machine.
     at_once        Cells that train together; results are kept after each such group.
     """
 
@@ -239,11 +237,9 @@ class Beyond(Experiment):
     methods: tuple[str, ...] | None = None
     variant: tuple[str, ...] = tuple(design.VARIANTS)
     rounds: int | None = option(None, min=1)
-    participants: int | None = option(None, min=2)
     tune: bool = True
     tune_epsilons: tuple[float, ...] = (3.0,)
     tune_only: bool = False
-    protocol: bool = True
     at_once: int = option(8, min=1)
 
 
@@ -253,7 +249,7 @@ def beyond(options: Beyond) -> None:
     """Every method at the same epsilon in the joint view, tuned with the same effort.
 
     Examples:
-    niss reproduce beyond --setting mnist-iid-client --epsilons 3 --methods niss-planned
+    niss reproduce beyond --setting mnist-iid-client-100-of-1000 --epsilons 3 --methods niss-planned
     niss reproduce beyond --setting shakespeare-gru --stop-after 800
     """
     from experiments.reproduce.beyond import run_setting, tune
@@ -261,8 +257,8 @@ def beyond(options: Beyond) -> None:
     places = options.places("at_once")
     seeds, methods = places.pop("seeds"), options.methods
     pieces: dict[str, Piece] = {}
-    for name in design.SETTINGS if options.setting == ("all",) else options.setting:
-        setting = design.find_setting(name, rounds=options.rounds, participants=options.participants)
+    for name in design.COMPARED if options.setting == ("all",) else options.setting:
+        setting = design.find_setting(name, rounds=options.rounds)
         if options.tune or options.tune_only:
             more: dict[str, Any] = {"methods": methods, "variants": options.variant, **places}
             pieces[f"{name}, tuning"] = partial(tune, setting, options.tune_epsilons, **more)
@@ -274,44 +270,8 @@ def beyond(options: Beyond) -> None:
                 epsilons=options.epsilons,
                 methods=methods,
                 variants=options.variant,
-                protocol=options.protocol,
                 seeds=seeds,
             )
-    _work_through(pieces, options)
-
-
-@dataclass(frozen=True)
-class Scale(Experiment):
-    """The same comparison for each size of a round.
-
-    sizes    Participants a round, comma-separated.
-    dataset  See `niss data list`.
-    epsilon  Over the whole training.
-    rounds   Rounds.
-    at_once  Cells that train together; results are kept after each such group.
-    """
-
-    sizes: tuple[int, ...] = (30, 100, 1000)
-    dataset: str = "mnist"
-    epsilon: float = 3.0
-    rounds: int | None = option(None, min=1)
-    at_once: int = option(8, min=1)
-
-
-@register(app, "scale")
-@from_options(Scale, quiet=True)
-def scale(options: Scale) -> None:
-    """The comparison with 30, 100 and 1,000 participants a round.
-
-    Examples:
-    niss reproduce scale --sizes 30,100 --seeds 1
-    """
-    from experiments.reproduce.beyond import run_scale
-
-    places = options.places("dataset", "epsilon", "rounds", "at_once")
-    pieces: dict[str, Piece] = {
-        f"{size} participants": partial(run_scale, sizes=(size,), **places) for size in options.sizes
-    }
     _work_through(pieces, options)
 
 

@@ -2,12 +2,9 @@
 
 Nothing here loads torch, so that the command line can name it all at once.
 
-Two units of privacy beyond the paper. `client`: thousands of clients of 10 images, 1,000 a round, where hiding a whole
-client is affordable. `record`: the paper's 100 clients, 30 a round; per-sample clipping, one local step a round, more
-rounds.
-
-The settings that all rivals share have their size in their name (`mnist-iid-client-100-of-1000`): fixed cohorts come in
-turn, so that every method has the same clients in the same rounds; only secret sampling draws its own.
+Settings beyond the paper hide whole clients, and have the size of a round in their name
+(`mnist-iid-client-100-of-1000`): fixed cohorts come in turn, so that every method has the same clients in the same
+rounds; only secret sampling draws its own.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from niss.errors import ConfigError
 from niss.methods import METHODS as KINDS
 
 FIGURE_3, SWEEP, FIGURE_4 = "figure-3", "sweep", "figure-4"
-BEYOND, TUNING, SCALE, DATASETS = "beyond", "tuning", "scale", "datasets"
+BEYOND, TUNING, DATASETS = "beyond", "tuning", "datasets"
 """The experiments, and their folders in the results."""
 
 SPLITS = {"iid": "iid", "non-iid": "shards", "natural": "natural"}
@@ -187,32 +184,29 @@ SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
 
 EPSILONS = (1.0, 3.0, 8.0)
 DELTA = 1e-5
-IMAGES_PER_CLIENT = 10
-SCALES = (30, 100, 1000)
-SCALE_EPSILON = 3.0
-SCALE_METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss-planned")
-ROUNDS = {"client": 30, "record": 100}
-PARTICIPANTS = {"client": 1000, "record": 30}
+UNIT = "client"
+COHORT_ROUNDS, LARGE_ROUNDS = 100, 30
+"""Rounds of a setting, and of one with a thousand clients in each, which are dear."""
+LARGE = 1000
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A dataset, a split and a unit of privacy; `participants` a round, of so many `clients`.
+    """A dataset and a split; cohorts of `participants` come in turn, of so many `clients`.
 
-    images  samples of each client, where fixed cohorts come in turn; None: cohorts are dealt out anew, and all images
+    images  samples of each client
     model   the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
             tuned over
     """
 
     dataset: str
     split: str
-    unit: str
     participants: int
     clients: int
     rounds: int
+    images: int
     epochs: int = 5
     batch_size: int = 10
-    images: int | None = None
     model: str = "mlp"
     width: int = 0
     clips: tuple[float, ...] = ()
@@ -222,12 +216,7 @@ class Setting:
     def name(self) -> str:
         if self.model != "mlp":
             return f"{self.dataset}-{self.model}"
-        return f"{self.dataset}-{self.split}-{self.unit}"
-
-    @property
-    def cohorts(self) -> bool:
-        """Whether fixed cohorts come in turn."""
-        return self.images is not None or self.split == "natural"
+        return f"{self.dataset}-{self.split}-{UNIT}-{self.participants}-of-{self.clients}"
 
     @property
     def experiment(self) -> str:
@@ -240,27 +229,9 @@ class Setting:
         return tuple(VARIANTS) if self.model == "mlp" else ("none",)
 
     @property
-    def full_name(self) -> str:
-        """With the size of a round where it is not the usual one: `mnist-iid-client-100`, or with that of a cohort."""
-        if self.model != "mlp":
-            return self.name
-        if self.images is not None:
-            return f"{self.name}-{self.participants}-of-{self.clients}"
-        usual = self.participants == find_setting(self.name).participants
-        return self.name if usual else f"{self.name}-{self.participants}"
-
-    @property
     def title(self) -> str:
-        """For a reader: `MNIST, IID, client`, or `Shakespeare, GRU`."""
-        if self.model != "mlp":
-            return _title(self.dataset, self.model)
-        return _title(self.dataset, self.split, self.unit)
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Everyone who is compared in it."""
-        names = RIVALS if self.cohorts else EARLIER
-        return tuple(name for name in names if name in METHODS)
+        """For a reader: `MNIST, IID`, or `Shakespeare, GRU`."""
+        return _title(self.dataset, self.split if self.model == "mlp" else self.model)
 
 
 @dataclass(frozen=True)
@@ -294,9 +265,6 @@ class Choice:
     hidden: int = 32
 
 
-UNTUNED = {"client": Choice(), "record": Choice(clip=1.0, learning_rate=0.5)}
-
-
 @dataclass(frozen=True)
 class Method:
     """A contestant.
@@ -304,9 +272,6 @@ class Method:
     kind      the method of niss that runs
     noise     how its epsilon is recomputed (`promises`): `none`, each client's `own`, in the `sum` alone, `shares`, ...
     faults    the variants under which it is run: those that make a difference to it
-    tuned_as  whose tuning it takes; its own by default
-    kappa     strength of the shares; None is the planner's choice
-    printed   to the letter of the paper: tau = 0
     trusting  its epsilon does not hold against the server
     settings  what else its entry in `methods` says
     training  what else `training` says, such as another sampling
@@ -316,16 +281,9 @@ class Method:
     kind: str
     noise: str
     faults: tuple[str, ...] = ()
-    tuned_as: str = ""
-    kappa: float | None = None
-    printed: bool = False
     trusting: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def tuning(self) -> str:
-        return self.tuned_as or self.name
 
     @property
     def private(self) -> bool:
@@ -343,97 +301,47 @@ METHODS = {
         Method("fedavg", "fedavg", "none"),
         Method("dp-fedavg", "dp-fedavg", "own"),
         Method("central-dp", "central-dp", "sum", trusting=True),
-        Method("niss-as-printed", "niss", "shares", tuned_as="niss-planned", printed=True),
-        Method("niss-kappa-1", "niss", "shares", ("collusion",), tuned_as="niss-planned", kappa=1.0),
-        Method("niss-planned", "niss", "shares", _ALL),
         Method("central-dp-sampled", "central-dp-sampled", "sampled", trusting=True),
         Method("central-mf", "central-mf", "banded", trusting=True),
         Method("secagg-ddg", "secagg-ddg", "masked", ("collusion", "repair")),
+        Method("niss-planned", "niss", "shares", _ALL),
         Method("niss-carried", "niss-carried", "carried", _ALL, settings={"graph": "complete"}),
     )
     if method.kind in KINDS
 }
 """The contestants, in the order of tables and legends. Another one is another line."""
-EARLIER = ("fedavg", "dp-fedavg", "central-dp", "niss-as-printed", "niss-kappa-1", "niss-planned")
-"""Those of the settings without fixed cohorts."""
-RIVALS = (
-    "fedavg",
-    "dp-fedavg",
-    "central-dp",
-    "central-dp-sampled",
-    "central-mf",
-    "secagg-ddg",
-    "niss-planned",
-    "niss-carried",
-)
-"""Those of the settings with fixed cohorts."""
 
 
-def find_setting(name: str, *, participants: int | None = None, rounds: int | None = None) -> Setting:
-    """`mnist-iid-client` and the like; any dataset that niss knows may stand in front. Or one of `MODELLED`.
+def find_setting(name: str, *, rounds: int | None = None) -> Setting:
+    """`mnist-iid-client-100-of-1000` and the like, with any dataset that niss knows; or one of `MODELLED`.
 
-    With `-100-of-1000` behind it cohorts of 100 come in turn, and the images are dealt out to 1,000 clients.
+    Cohorts of 100 come in turn, and the images are dealt out to 1,000 clients; who has many takes larger batches, so as
+    few steps.
     """
     from experiments.reproduce.modelled import MODELLED  # which is made of settings
 
     if name in MODELLED:
-        modelled = MODELLED[name]
-        size = participants or modelled.participants
-        return replace(modelled, participants=size, rounds=rounds or modelled.rounds)
-    if found := re.fullmatch(r"(.+-client)-(\d+)-of-(\d+)", name):
-        return _cohorts(find_setting(found[1]), int(found[2]), int(found[3]), rounds)
-    known = _training_images()
-    dataset, unit = name.removesuffix("-client").removesuffix("-record"), name.rpartition("-")[2]
-    split = "non-iid" if dataset.endswith("-non-iid") else "iid"
-    dataset = dataset.removesuffix(f"-{split}")
-    if name != f"{dataset}-{split}-{unit}" or dataset not in known or unit not in ROUNDS:
+        return replace(MODELLED[name], rounds=rounds or MODELLED[name].rounds)
+    found = re.fullmatch(rf"(.+?)-(non-iid|iid)-{UNIT}-(\d+)-of-(\d+)", name)
+    if found is None or found[1] not in _training_images():
         raise ConfigError(
             f"unknown setting {name!r}",
             field="--setting",
-            hint="for example mnist-iid-client, cifar10-non-iid-record, mnist-iid-client-100-of-1000, "
-            + ", ".join(MODELLED),
+            hint=f"for example {COMPARED[0]}, " + ", ".join(MODELLED),
         )
-    size = known[dataset]
-    clients = size // IMAGES_PER_CLIENT if unit == "client" else 100
-    return Setting(
-        dataset,
-        split,
-        unit,
-        participants=min(participants or PARTICIPANTS[unit], clients),
-        clients=clients,
-        rounds=rounds or ROUNDS[unit],
-        epochs=5 if unit == "client" else 1,
-    )
-
-
-def _cohorts(usual: Setting, participants: int, clients: int, rounds: int | None) -> Setting:
-    """Rounds of thousands are dear and few; clients with many images take larger batches, so as few steps."""
-    images = _training_images()[usual.dataset] // max(clients, 1)
+    dataset, split, participants, clients = found[1], found[2], int(found[3]), int(found[4])
+    images = _training_images()[dataset] // max(clients, 1)
     if not 2 <= participants <= clients or clients % participants or not images:
         raise ConfigError(
-            f"cannot deal {usual.dataset} out to {clients} clients in cohorts of {participants}",
+            f"cannot deal {dataset} out to {clients} clients in cohorts of {participants}",
             field="--setting",
             hint="clients must be a multiple of participants",
         )
-    return replace(
-        usual,
-        participants=participants,
-        clients=clients,
-        rounds=rounds or (ROUNDS["client"] if participants >= PARTICIPANTS["client"] else COHORT_ROUNDS),
-        batch_size=10 if images <= 100 else 20,
-        images=images,
-    )
+    usual = LARGE_ROUNDS if participants >= LARGE else COHORT_ROUNDS
+    size = 10 if images <= 100 else 20
+    return Setting(dataset, split, participants, clients, rounds or usual, images, batch_size=size)
 
 
-SETTINGS = tuple(
-    f"{dataset}-{split}-{unit}"
-    for dataset in ("mnist", "cifar10")
-    for split in ("iid", "non-iid")
-    for unit in ("client", "record")
-)
-
-
-COHORT_ROUNDS = 100
 COMPARED = (
     "mnist-iid-client-100-of-1000",
     "mnist-iid-client-1000-of-6000",

@@ -42,10 +42,10 @@ from experiments.reproduce.results import (
 from experiments.reproduce.runner import OutOfTime
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup
 from niss.attacks.estimates import estimate_alone, estimate_jointly
-from niss.attacks.federation import VICTIM, AttackedFederation, make_federation
+from niss.attacks.federation import VICTIM, AttackedFederation, load_pictures, make_federation
 from niss.attacks.inversion import DlgSettings, Inversion, deep_leakage
 from niss.attacks.invert import Case
-from niss.attacks.pictures import Pictures, blind_guess, load_pictures, score_pictures
+from niss.attacks.pictures import Pictures, blind_guess, score_pictures
 from niss.attacks.rounds import RoundSetting, make_setting
 from niss.errors import ConfigError
 from niss.learning import choose_device
@@ -148,12 +148,7 @@ def _federation(victim: Pictures, seed: int, learning_rate: float) -> AttackedFe
 
 def _case(level: Level, setting: RoundSetting, federation: AttackedFederation, seed: int) -> Case:
     """Play the round, and guess the victim's update from what the server sees."""
-    simulated = setting.simulate(
-        federation.updates,
-        federation.weights.numpy(),
-        stream=SimStream(seed).child("round"),
-        knows_updates_of=range(1, CLIENTS),
-    )
+    simulated = federation.simulate(setting, SimStream(seed).child("round"))
     guess = estimate_jointly if level.view == "joint" else estimate_alone
     return Case(level.name, simulated, guess(simulated.observation, VICTIM).update)
 

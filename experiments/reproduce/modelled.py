@@ -13,7 +13,6 @@ from experiments.reproduce.design import Setting
 _ROLES = Setting(
     "shakespeare",
     "natural",
-    "client",
     participants=100,
     clients=600,
     rounds=60,
@@ -29,7 +28,6 @@ _ROLES = Setting(
 _PHOTOGRAPHS = Setting(
     "cifar10",
     "iid",
-    "client",
     participants=100,
     clients=1000,
     rounds=30,

@@ -49,9 +49,6 @@ class Run:
         labels, base = self.cell.labels, self.result.base
         participations = math.ceil(base["rounds"] / (base["clients"] // base["participants"]))
         sensitivity = labels["clip"] / base["participants"]
-        if base["unit"] == "record":
-            images = TRAINING_IMAGES[base["dataset"]] - base.get("held_out", 0)
-            sensitivity *= 2.0 * labels["learning_rate"] / (images // base["clients"])
         paid = base["delta"] if delta is None else delta
         return Round(sensitivity, participations, labels["epsilon"], paid, base["participants"])
 
@@ -159,18 +156,6 @@ def _shared_noise(run: Run) -> Found:
         yield "epsilon", "an upload alone is hidden by its shares; no epsilon is stated for that"
         return
     alone = promise.variance_for(cell.epsilon_marginal, promise.delta)
-    if run.method.printed:
-        if not math.isclose(alone, 2.0 * promise.own_variance, rel_tol=1e-6):
-            yield (
-                "epsilon",
-                f"states epsilon {cell.epsilon_marginal} for one upload; its shares say otherwise",
-            )
-        if cell.epsilon_joint is not None or cell.aggregate_variance > 1e-12:
-            yield (
-                "epsilon",
-                "everything cancels: nothing is left in the sum, and no epsilon in the joint view",
-            )
-        return
     facts, variant = run.facts, VARIANTS[cell.labels.get("variant", "none")]
     noise = run.round(facts["gaussian_delta"])
     own, size, strength = noise.own_variance, noise.size, facts["kappa"] * noise.own_variance

@@ -124,10 +124,10 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     plan = config.plan(config.methods[0])
     if not plan.private:
         return {}
-    names = ("kappa", "neighbours", "graph", "colluders", "revealed", "dropped", "threshold", "bands")
-    shared = {name: getattr(plan, name) for name in (*names, "carried_to_residual") if plan.kind.uses(name)}
+    names = ("kappa", "neighbours", "graph", "colluders", "revealed", "dropped", "carried_to_residual")
+    shared = {name: getattr(plan, name) for name in names if plan.kind.uses(name)} | plan.kind.own
     if plan.kind.whole_run:
-        shared |= {name: getattr(plan, name) for name in ("separation", "sampling_probability")}
+        shared = {"sampling_probability": 1.0, **shared, "separation": plan.separation}
     if plan.kind.carries:
         size = config.training.participants
         noise = plan.committed(size).noise

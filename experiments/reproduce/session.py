@@ -48,7 +48,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        return f"{self.experiment}/{self.setting.full_name}/{self.variant}/{self.method}"
+        return f"{self.experiment}/{self.setting.name}/{self.variant}/{self.method}"
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def tasks_of(setting: Setting, experiment: str, methods: Sequence[str] | None = 
     """Everyone under every variant that makes a difference, the longest first."""
     found = [
         Task(setting, experiment, method, variant.name)
-        for method in methods or setting.methods
+        for method in methods or METHODS
         for variant in (VARIANTS[name] for name in setting.variants)
-        if METHODS[method].suffers(variant) and not (experiment == TUNING and METHODS[method].tuned_as)
+        if METHODS[method].suffers(variant)
     ]
     longest = ("sampled", "own", "carried", "shares")
     return sorted(
@@ -100,7 +100,7 @@ def tasks_of(setting: Setting, experiment: str, methods: Sequence[str] | None = 
 
 def perform(task: Task, job: Job) -> Outcome:
     """One task, in a process of its own; it never raises, so that one that fails does not end the others."""
-    began, path = time.time(), result_path(job.part(task), task.experiment, task.setting.full_name)
+    began, path = time.time(), result_path(job.part(task), task.experiment, task.setting.name)
     before, finished, trouble = 0, False, ""
     try:
         before = _take_over(task, job, path)
@@ -114,7 +114,7 @@ def perform(task: Task, job: Job) -> Outcome:
 
 def _take_over(task: Task, job: Job, path: Path) -> int:
     """Begin with the cells of this task that an earlier session left in the results; returns how many there are."""
-    merged = read_result(result_path(job.out, task.experiment, task.setting.full_name))
+    merged = read_result(result_path(job.out, task.experiment, task.setting.name))
     known = read_result(path)
     if merged is not None:
         mine = [
@@ -204,7 +204,7 @@ class Session:
             for experiment in experiments_of(setting, stage)
         ]
         for setting, experiment, tasks in waiting:
-            self._left[setting.full_name, experiment] = len(tasks)
+            self._left[setting.name, experiment] = len(tasks)
         # Each process starts afresh: CUDA does not survive a fork.
         context = multiprocessing.get_context("spawn")
         names, numbers = _gpus(self._job.device), context.Queue()
@@ -241,7 +241,7 @@ class Session:
     def _ready(self, setting: Setting, experiment: str) -> bool:
         """Whether there is time, and everything that it needs is there: runs need all searches of their setting."""
         late = time.time() > self._job.until
-        return not late and (experiment == TUNING or not self._left.get((setting.full_name, TUNING)))
+        return not late and (experiment == TUNING or not self._left.get((setting.name, TUNING)))
 
     def _abandon(self, pool: ProcessPoolExecutor) -> None:
         """End processes that did not end in time by themselves; the cells they have finished are in their parts."""
@@ -257,7 +257,7 @@ class Session:
         done, _ = wait(self._open, timeout=patience, return_when=FIRST_COMPLETED)
         for future in done:
             task, outcome = self._open.pop(future), future.result()
-            key = task.setting.full_name, task.experiment
+            key = task.setting.name, task.experiment
             if outcome.finished:
                 self._left[key] -= 1
                 if task.experiment == TUNING and not self._left[key]:
@@ -328,11 +328,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session.merge()  # also where a process was killed, which ends all of them
     for setting in settings:
         for experiment in experiments_of(setting, options.stage):
-            result = read_result(result_path(job.out, experiment, setting.full_name))
+            result = read_result(result_path(job.out, experiment, setting.name))
             cells = result.cells if result else ()
             seconds = sum(cell.seconds for cell in cells)
             pace = f", {seconds / len(cells):.1f} s each" if cells else ""
-            print(f"{experiment}/{setting.full_name}: {len(cells)} cells{pace}")
+            print(f"{experiment}/{setting.name}: {len(cells)} cells{pace}")
     print("finished" if not unfinished else f"{len(unfinished)} tasks left: " + ", ".join(unfinished))
     return 3 if unfinished else 0
 

@@ -30,8 +30,6 @@ from experiments.reproduce.design import (
     LEVELS,
     METHODS,
     PANELS,
-    SCALE,
-    SETTINGS,
     SWEEP,
     TUNING,
     VARIANTS,
@@ -214,24 +212,18 @@ def local_accuracies(result: Result) -> list[Spread | None]:
 
 
 _RIVAL = "dp-fedavg"
-HEADLINE = {
-    "mnist-iid-client-1000-of-6000": "mnist-iid-client",
-    "mnist-iid-client-100-of-1000": "mnist-iid-client-100",
-}
-"""The settings of the headline, and what stands for them until they are measured."""
+HEADLINE = ("mnist-iid-client-1000-of-6000", "mnist-iid-client-100-of-1000")
 
 
 def headline_table(folder: Path) -> str:
     """Every method under everything that may go wrong, and by how much it leads DP-FedAvg, or is behind."""
     results = read_results(folder, BEYOND)
     rows = []
-    for result in (results.get(name, results.get(before)) for name, before in HEADLINE.items()):
-        if result is None:
-            continue
+    for result in (results[name] for name in HEADLINE if name in results):
         local, setting = local_accuracies(result), setting_of(result)
-        size = f"{setting.participants:,}" + (f" of {setting.clients:,}" if setting.images else "")
-        for method, variant in product((METHODS[name] for name in setting.methods), VARIANTS.values()):
-            if method.suffers(variant) and not method.tuned_as:
+        size = f"{setting.participants:,} of {setting.clients:,}"
+        for method, variant in product(METHODS.values(), VARIANTS.values()):
+            if method.suffers(variant):
                 cells = select(result, method=method.name, variant=variant.name)
                 found = [final(at_epsilon(cells, epsilon)) for epsilon in EPSILONS]
                 shown = [percent(one) for one in found]
@@ -254,34 +246,9 @@ def leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | 
     return shown + ("; **behind**" if min(points_ahead) < 0.0 else "")
 
 
-def scale_table(folder: Path) -> str:
-    """Accuracy by the participants of a round, and the noise left in the average."""
-    rows = []
-    results = sorted(
-        read_results(folder, SCALE).values(), key=lambda one: (one.base["dataset"], one.base["participants"])
-    )
-    for result in results:
-        for method in METHODS:
-            for epsilon in sorted({cell.labels["epsilon"] or 0.0 for cell in select(result, method=method)}):
-                cells = select(result, method=method, epsilon=epsilon or None)
-                variance = sum(cell.aggregate_variance for cell in cells) / len(cells)
-                rows.append(
-                    [
-                        result.base["dataset"],
-                        f"{result.base['participants']:,}",
-                        method,
-                        percent(final(cells)),
-                        f"{variance:.2g}",
-                        epsilon_of_runs(cells),
-                    ]
-                )
-    header = ["Dataset", "Participants", "Method", "Accuracy", "Noise variance in the sum", "ε, joint view"]
-    return or_missing(header, rows, words=(0, 2, 5))
-
-
 def in_order(results: dict[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
-    known = [name for name in (*SETTINGS, *COMPARED, *MODELLED) if name in results]
+    known = [name for name in (*COMPARED, *MODELLED) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
 
 
@@ -439,7 +406,7 @@ def sweep_table(folder: Path) -> str:
 def files_table(folder: Path) -> str:
     """Every result file, and the beginning of its fingerprint: what happens to it afterwards shows."""
     records: list[Record[Any]] = [*all_leaks(folder).values()]
-    for experiment in (FIGURE_3, SWEEP, TUNING, BEYOND, SCALE, DATASETS):
+    for experiment in (FIGURE_3, SWEEP, TUNING, BEYOND, DATASETS):
         records += read_results(folder, experiment).values()
     rows = sorted(
         [f"{one.experiment}/{one.name}", f"{len(one.cells)}", f"`{fingerprint(one)[:16]}`"] for one in records
@@ -481,7 +448,7 @@ def datasets_words(folder: Path) -> str:
         for epsilon in EPSILONS:
             found = {
                 method: final(select(result, method=method, epsilon=epsilon, variant="none"))
-                for method in setting.methods
+                for method in METHODS
                 if METHODS[method].private
             }
             known = {method: one for method, one in found.items() if one is not None}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from experiments.reproduce.design import METHODS, UNTUNED, Choice, Method, Setting
+from experiments.reproduce.design import Choice, Method, Setting
 from experiments.reproduce.results import Cell, Result, select
 
 
@@ -41,36 +41,28 @@ class Axes:
         return min(sum(sizes) - 2 + self.nearest, math.prod(sizes))
 
 
-AXES = {
-    "client": Axes(
-        clip=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-        learning_rate=(0.05, 0.1, 0.2),
-        hidden=(16, 32, 64),
-        start=Choice(clip=0.5, learning_rate=0.1, hidden=32),
-        nearest=1,
-    ),
-    "record": Axes(
-        clip=(0.02, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
-        learning_rate=(0.25, 0.5, 1.0, 2.0, 4.0),
-        hidden=(16, 32, 64, 128, 256),
-        start=Choice(clip=1.0, learning_rate=1.0, hidden=64),
-    ),
-}
+AXES = Axes(
+    clip=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+    learning_rate=(0.05, 0.1, 0.2),
+    hidden=(16, 32, 64),
+    start=Choice(clip=0.5, learning_rate=0.1, hidden=32),
+    nearest=1,
+)
 
 
-def axes_of(setting: Setting, grid: Mapping[str, Axes] = AXES) -> Axes:
-    """Those of its unit, or its own; the search then begins in their middle and tries one neighbour at its end."""
+def axes_of(setting: Setting) -> Axes:
+    """The usual ones, or its own; the search then begins in their middle and tries one neighbour at its end."""
     if not setting.clips:
-        return grid[setting.unit]
+        return AXES
     start = Choice(
         setting.clips[len(setting.clips) // 2], setting.rates[len(setting.rates) // 2], setting.width
     )
     return Axes(setting.clips, setting.rates, (setting.width,), start, nearest=1)
 
 
-def axes_for(method: Method, unit: str, axes: Axes) -> Axes:
-    """Without noise nothing clips whole updates, so trials that differ in the clip would be one run."""
-    return axes if method.private or unit == "record" else replace(axes, clip=(axes.start.clip,))
+def axes_for(method: Method, axes: Axes) -> Axes:
+    """Without noise nothing clips updates, so trials that differ in the clip would be one run."""
+    return axes if method.private else replace(axes, clip=(axes.start.clip,))
 
 
 def next_trials(axes: Axes, tried: Mapping[Choice, float]) -> list[Choice]:
@@ -118,9 +110,8 @@ def chosen(
     It is taken from the epsilon nearest to the one wanted, among those at which the method was tuned, and from the
     variant without faults where the variant was not tuned itself.
     """
-    untuned = axes_of(setting).start if setting.clips else UNTUNED[setting.unit]
-    tuning = METHODS[method].tuning
-    trials = trials_of(tuned, tuning, variant) or trials_of(tuned, tuning)
+    untuned = axes_of(setting).start
+    trials = trials_of(tuned, method, variant) or trials_of(tuned, method)
     if not trials:
         return untuned, "nothing"
     targets = sorted({cell.labels["epsilon"] for cell in trials if cell.labels["epsilon"] is not None})
@@ -129,7 +120,7 @@ def chosen(
     clip = untuned.clip if best["clip"] is None else best["clip"]
     choice = Choice(clip=clip, learning_rate=best["learning_rate"], hidden=best["hidden"])
     under = "" if best.get("variant", "none") == "none" else f" with {best['variant']}"
-    return choice, tuning + under + ("" if target is None else f" at epsilon {target:g}")
+    return choice, method + under + ("" if target is None else f" at epsilon {target:g}")
 
 
 def best_trial(trials: Sequence[Cell]) -> Cell:

@@ -1,7 +1,7 @@
-"""A chart as a value: what an experiment or an attack returns, `attack.json` keeps, and `niss.figures` draws.
+"""A chart as a value: what a run, a plan or an attack returns and `attack.json` keeps.
 
-Nothing here loads matplotlib. Curves that belong to a method have its look (`niss.methods.look_of`), others that of
-their number.
+`niss.report.svg` draws it for pages, `niss.figures` as a picture. Nothing here loads matplotlib. Curves that belong to
+a method have its look (`niss.methods.look_of`), others that of their number.
 """
 
 from __future__ import annotations
@@ -10,19 +10,24 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from niss.claims import rounded_up
 from niss.methods.look import INK, QUIET, SERIES, LineStyle, Look
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Item = TypeVar("Item")
+
 # Of curves that are told apart by their number alone.
 LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 # What a chart that was read from a file may ask matplotlib for.
-_KNOWN_MARKERS = (*MARKERS, "", "d", "h", "H", "8", "X", "p", "<", ">", "*")
+_KNOWN_MARKERS = (*MARKERS, "", "d", "h", "H", "8", "X", "p", "<", ">", "*", "|")
+# Of a number in such a file: beyond it, differences are no numbers any more.
+_LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Series:
     """A curve or, where `line` is False, points; `marks` puts markers on a curve.
 
     spread  of each point the least and the most: bars at the markers, or a band along a curve without them
+    thin    one of many, drawn faintly, or a band alone where it is no line; its values are not read off
     """
 
     name: str
@@ -38,6 +44,7 @@ class Series:
     line: bool = True
     marks: bool = False
     spread: list[tuple[float, float]] = field(default_factory=list)
+    thin: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,11 @@ class Curves:
     levels  horizontal lines by name; `limits` are vertical ones
     head    what a card under the pointer is headed with, before the place
     least   where the y axis begins, and `most` where it ends; None: with the values
+    start   where the x axis begins, and `end` where it ends
+    step    a value holds until the next place
+    values  how they are written: to three digits, as a share in percent, or as a claim, rounded up
+    ends    curves are named where they end, with their last values, as far as there is room
+    empty   what is said where there is no series
     """
 
     title: str
@@ -63,6 +75,30 @@ class Curves:
     head: str = ""
     least: float | None = None
     most: float | None = None
+    start: float | None = None
+    end: float | None = None
+    step: bool = False
+    values: Literal["plain", "percent", "claim"] = "plain"
+    ends: bool = False
+    empty: str = ""
+
+    def written(self, value: float) -> str:
+        """A value as it is read off."""
+        if self.values == "percent":
+            return f"{100 * value:.1f} %"
+        return rounded_up(value) if self.values == "claim" else f"{value:.3g}"
+
+    def tick(self, value: float, axis: str) -> str:
+        """What stands at a place of an axis, "x" or "y"."""
+        if self.values == "percent" and axis == "y":
+            return f"{100 * value:.4g} %"
+        return log_tick(value) if axis in self.log else f"{value:.6g}"
+
+    def named(self, one: Series) -> str:
+        """The name of a curve, with its last value where curves are named at their ends."""
+        below = self.least is not None and one.points[-1][1] < self.least
+        last = f"  {self.written(one.points[-1][1])}" + (" ↓" if below else "")
+        return short(one.name, 44) + (last if self.ends else "")
 
 
 @dataclass(frozen=True)
@@ -82,6 +118,8 @@ class Rows:
 
     level    a vertical line, by name
     nothing  the place on the axis that stands for no guarantee
+    log      whether the axis is logarithmic; bars then begin where it does
+    notes    of each row, what is written after its marks, or in their place
     """
 
     title: str
@@ -89,6 +127,18 @@ class Rows:
     rows: list[tuple[str, list[Mark]]]
     level: tuple[str, float] | None = None
     nothing: float | None = None
+    log: bool = False
+    notes: tuple[str, ...] = ()
+
+    def range(self) -> tuple[float, float]:
+        """The ends of the axis: from 0 to a little more than the largest mark, or the decades around them."""
+        values = [mark.value for _, marks in self.rows for mark in marks]
+        if not self.log:
+            return 0.0, 1.08 * max(values, default=1.0)
+        values = values or [1.0]
+        return 10.0 ** math.floor(math.log10(min(values)) - 0.5), 10.0 ** math.ceil(
+            math.log10(max(values)) + 0.1
+        )
 
 
 Chart = Curves | Rows
@@ -111,6 +161,122 @@ def numbered(number: int) -> Look:
 def marked(label: str, *, protected: bool) -> str:
     """The label of a curve, which says where nobody is protected."""
     return label if protected else f"{label} (unprotected)"
+
+
+def short(label: str, most: int = 26) -> str:
+    """A label on one line, cut to `most` characters."""
+    line = " ".join(label.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def log_tick(value: float, *, powers: bool = False) -> str:
+    """A number on a logarithmic axis, such as 20 or 10⁻⁷, in plain characters; with `powers` every power of ten as one.
+
+    matplotlib's own labels are mathematics, set in a font of its own.
+    """
+    if 1e-3 <= value < 1e5 and not powers:
+        return f"{value:,.6g}"
+    power = math.log10(value)
+    if not math.isclose(power, round(power), abs_tol=1e-9):
+        return f"{value:.3g}"
+    return "10" + str(round(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def cut_range(curves: Sequence[Sequence[float]]) -> tuple[float, float, set[int]]:
+    """The part of an axis in which curves differ: its ends, and the numbers of the curves that lie below it.
+
+    A curve is left out where it lies below all others and they, together, fill less than two fifths of the axis that it
+    would need. Whoever draws names it and its values at the lower edge.
+    """
+    kept = {number: values for number, values in enumerate(curves) if len(values)}
+    while len(kept) > 2:
+        lowest = min(kept, key=lambda number: max(kept[number]))
+        others = [value for number, values in kept.items() if number != lowest for value in values]
+        whole = max(others) - min(kept[lowest])
+        if max(kept[lowest]) >= min(others) or max(others) - min(others) > 0.4 * whole:
+            break
+        del kept[lowest]
+    values = [value for values in kept.values() for value in values] or [0.0, 1.0]
+    below = {number for number, one in enumerate(curves) if len(one) and number not in kept}
+    return min(values), max(values), below
+
+
+def spread_out(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Falling `values` moved down, and up again from below, to lie at least `gap` apart between `low` and `high`.
+
+    Where they cannot all fit, those at the top leave the range.
+    """
+    places: list[float] = []
+    for value in values:
+        places.append(min(value, places[-1] - gap) if places else min(value, high))
+    floor = low
+    for index in range(len(places) - 1, -1, -1):
+        places[index] = max(places[index], floor)
+        floor = places[index] + gap
+    return places
+
+
+def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the items, the first and the last among them: more points of a curve than that help nobody."""
+    if len(items) <= most:
+        return list(items)
+    last = len(items) - 1
+    return [items[round(place * last / (most - 1))] for place in range(most)]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From `low` at pixel `start` to `high` at pixel `end`; values beyond lie at its ends, where `place` is asked."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Where a value lies, also beyond the ends."""
+        if self.log:
+            share = math.log(max(value, self.low * 1e-9) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + (self.end - self.start) * share
+
+    def place(self, value: float) -> float:
+        """Where a value lies, at the nearer end where it is beyond."""
+        return self.at(min(max(value, self.low), self.high))
+
+    def ticks(self, most: int) -> list[float]:
+        """Round numbers along the axis, about `most` of them; powers of ten where it is logarithmic."""
+        if self.log:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            parts = (1, 2, 5) if self.high < 100 * self.low else (1,)
+            step = max(1, math.ceil(math.log10(self.high / self.low) / most))
+            found = [part * 10.0**power for power in range(first, last + 1, step) for part in parts]
+        else:
+            raw = (self.high - self.low) / most
+            power = 10.0 ** math.floor(math.log10(raw))
+            step_size = next(part * power for part in (1, 2, 5, 10) if part * power >= raw * 0.999)
+            begin = math.ceil(self.low / step_size - 1e-9)
+            end = math.floor(self.high / step_size + 1e-9)
+            found = [number * step_size for number in range(begin, end + 1)]
+        slack = 1e-6 * (self.high - self.low)
+        return [tick for tick in found if self.low - slack <= tick <= self.high + slack]
+
+
+def axis_ends(
+    values: Iterable[float], low: float | None, high: float | None, *, log: bool
+) -> tuple[float, float]:
+    """The ends of an axis: those that are given, else a little beyond the values."""
+    known = [value for value in values if value > 0.0 or not log] or [1.0]
+    least, most = min(known), max(known)
+    room = (most / least) ** 0.05 if log else 0.05 * (most - least)
+    least, most = (least / room, most * room) if log else (least - room, most + room)
+    low, high = least if low is None else low, most if high is None else high
+    if high > low:
+        return low, high
+    # A single value: an axis around it.
+    return (low / 2.0, low * 2.0) if log else (low - (abs(low) / 2.0 or 1.0), low + (abs(low) / 2.0 or 1.0))
 
 
 def finite(value: Any) -> float | None:
@@ -193,14 +359,21 @@ def _drawable(chart: Chart) -> bool:
     """Whether every number has a place on its axis."""
     if isinstance(chart, Rows):
         numbers = [mark.value for _, marks in chart.rows for mark in marks]
-        return all(map(math.isfinite, numbers)) and max(numbers) > 0.0
+        fits = len(chart.notes) in (0, len(chart.rows)) and (not chart.log or min(numbers) > 0.0)
+        return fits and _bounded(numbers) and max(numbers) > 0.0
     places = [point for one in chart.series for point in one.points]
     named = not chart.ticks or all(x in range(len(chart.ticks)) for x, _ in places)
-    lines = (
-        *chart.levels.values(),
-        *chart.limits.values(),
-        *(end for one in chart.series for pair in one.spread for end in pair),
-    )
     named = named and all(len(one.spread) in (0, len(one.points)) for one in chart.series)
-    known = all(len(points([x], [y], chart.log)) == 1 for x, y in places) and all(map(math.isfinite, lines))
-    return known and named and chart.log in ("", "x", "y", "xy")
+    known = all(len(points([x], [y], chart.log)) == 1 for x, y in places)
+    ends = {"y": (chart.least, chart.most), "x": (chart.start, chart.end)}
+    given = [(axis, end) for axis, pair in ends.items() for end in pair if end is not None]
+    axes = chart.log in ("", "x", "y", "xy") and all(
+        end > 0.0 or axis not in chart.log for axis, end in given
+    )
+    spread = [end for one in chart.series for pair in one.spread for end in pair]
+    lines = (*chart.levels.values(), *chart.limits.values(), *spread, *(end for _, end in given))
+    return known and named and axes and _bounded([*lines, *(value for point in places for value in point)])
+
+
+def _bounded(values: Sequence[float]) -> bool:
+    return all(abs(value) <= _LARGEST for value in values)

@@ -1,4 +1,4 @@
-"""Draws charts with matplotlib: type and colours, the two shapes of `niss.charts`, and variants for dark pages.
+"""Draws charts as pictures, with matplotlib: the two shapes of `niss.charts`, and variants for dark pages.
 
 Importing this module loads matplotlib. Only its object interface is used, so that no display is needed and nothing
 global changes.
@@ -18,13 +18,10 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from niss.charts import Chart, Curves, Rows, Strip
-from niss.charts import marked as marked
-from niss.charts import numbered as numbered
-from niss.methods import look_of as look_of
+from niss.charts import Chart, Curves, Rows, Strip, log_tick, short
 from niss.methods.look import DASHED, DOTTED, INK, QUIET, RULE, SERIES, Look
 
 # matplotlib types these keys differently from release to release.
@@ -66,25 +63,6 @@ def line_options(look: Look, *, width: float = 1.6, size: float = 4.5) -> dict[s
         "markersize": size,
         "markerfacecolor": "white" if look.hollow else look.colour,
     }
-
-
-def cut_range(curves: Sequence[Sequence[float]]) -> tuple[float, float, set[int]]:
-    """The part of an axis in which curves differ: its ends, and the numbers of the curves that lie below it.
-
-    A curve is left out where it lies below all others and they, together, fill less than two fifths of the axis that it
-    would need. Whoever draws names it and its values at the lower edge.
-    """
-    shown = {number: values for number, values in enumerate(curves) if len(values)}
-    while len(shown) > 2:
-        lowest = min(shown, key=lambda number: max(shown[number]))
-        others = [value for number, values in shown.items() if number != lowest for value in values]
-        whole = max(others) - min(shown[lowest])
-        if max(shown[lowest]) >= min(others) or max(others) - min(others) > 0.4 * whole:
-            break
-        del shown[lowest]
-    values = [value for values in shown.values() for value in values] or [0.0, 1.0]
-    below = {number for number, one in enumerate(curves) if len(one) and number not in shown}
-    return min(values), max(values), below
 
 
 def grid(axes: Axes, axis: Any = "both") -> None:
@@ -131,17 +109,6 @@ def _dark(colour: Any) -> Any:
     red, green, blue, alpha = to_rgba(colour)
     found = _DARK.get(to_hex((red, green, blue)))
     return None if found is None else to_rgba(found, alpha)
-
-
-def short(label: str, most: int = 26) -> str:
-    """A label on one line, cut to `most` characters."""
-    line = " ".join(label.split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
-def power_of_ten(value: float, _position: int | None = None) -> str:
-    """Such as 10⁻⁷, in plain characters: matplotlib's own labels are mathematics, set in a font of its own."""
-    return "10" + str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 Box = tuple[float, float, float, float]
@@ -195,7 +162,9 @@ def draw_sheet(charts: Sequence[Chart], strips: Sequence[Strip], *, keys_once: b
 
 def _keys(chart: Chart) -> list[Line2D]:
     if isinstance(chart, Curves):
-        keys = [_key(one.name, one.look, line=one.line, marks=one.marks) for one in chart.series]
+        ranked = sorted(chart.series, key=lambda one: -one.points[-1][1]) if chart.ends else chart.series
+        named = {chart.named(one): one for one in ranked}
+        keys = [_key(name, one.look, line=one.line, marks=one.marks) for name, one in named.items()]
         keys += [_key(name, Look(QUIET, "", DOTTED)) for name in chart.levels]
         return keys + [_key(name, Look(QUIET, "", DASHED)) for name in chart.limits]
     marks = {mark.name: mark for _, row in reversed(chart.rows) for mark in reversed(row)}
@@ -209,8 +178,13 @@ def _keys(chart: Chart) -> list[Line2D]:
 
 
 def _key(name: str, look: Look, *, line: bool = True, marks: bool = False) -> Line2D:
-    options = line_options(look) | ({} if line else {"linestyle": "none"})
+    options = line_options(look) | _upright(look) | ({} if line else {"linestyle": "none"})
     return Line2D([], [], label=short(name, 44), **options | ({} if marks or not line else {"marker": ""}))
+
+
+def _upright(look: Look) -> dict[str, Any]:
+    """A mark that is a stroke is as high as a bar."""
+    return {"markersize": 12, "markeredgewidth": 2} if look.marker == "|" else {}
 
 
 def _below(chart: Chart, width: float, *, keyed: bool = True) -> tuple[int, float]:
@@ -230,13 +204,13 @@ def _draw(figure: Figure, chart: Chart, box: Box, *, keyed: bool = True) -> Axes
     (left, bottom, width, height), whole = box, figure.get_size_inches()
     most = 26 if width < WIDTH else 40
     names = [] if isinstance(chart, Curves) else [short(name, most) for name, _ in chart.rows]
-    beside = 0.85 if isinstance(chart, Curves) else 0.25 + 0.077 * max(map(len, names))
+    beside = 0.85 if isinstance(chart, Curves) else 0.25 + 0.077 * max(map(len, names), default=0)
     columns, below = _below(chart, width, keyed=keyed)
     axes = figure.add_axes(
         (
             (left + beside) / whole[0],
             (bottom + below) / whole[1],
-            (width - beside - 0.25) / whole[0],
+            (width - beside - (0.7 if isinstance(chart, Rows) and chart.notes else 0.25)) / whole[0],
             (height - below - 0.2) / whole[1],
         )
     )
@@ -253,19 +227,24 @@ def _draw(figure: Figure, chart: Chart, box: Box, *, keyed: bool = True) -> Axes
 
 def _draw_curves(axes: Axes, chart: Curves) -> None:
     for one in chart.series:
-        options = line_options(one.look) | ({} if one.line else {"linestyle": "none"})
-        if one.line and not one.marks:
+        options = line_options(one.look, width=0.5 if one.thin else 1.6)
+        options |= {} if one.line else {"linestyle": "none"}
+        if one.thin or (one.line and not one.marks and len(one.points) > 1):
             options["marker"] = ""
         # Spaced along the drawn curve, so that markers do not crowd.
         every: dict[str, Any] = {"markevery": 0.12 if one.line else 0.06} if len(one.points) > 12 else {}
-        axes.plot(*zip(*one.points, strict=True), **options, **every)
+        style: dict[str, Any] = {"drawstyle": "steps-post"} if chart.step else {}
+        axes.plot(*zip(*one.points, strict=True), **options, **every, **style)
         if one.spread:
             places = [x for x, _ in one.points]
             low, high = zip(*one.spread, strict=True)
             if one.marks:
                 axes.vlines(places, low, high, color=one.look.colour, linewidth=1.4)
             else:
-                axes.fill_between(places, low, high, color=one.look.colour, alpha=0.18, linewidth=0)
+                area: dict[str, Any] = {"alpha": 0.18, "linewidth": 0, "step": "post" if chart.step else None}
+                axes.fill_between(places, low, high, color=one.look.colour, **area)
+    if not chart.series:
+        axes.text(0.5, 0.5, chart.empty, transform=axes.transAxes, ha="center", va="center")
     for axis in chart.log:
         _logarithmic(axes, axis, [point["xy".index(axis)] for one in chart.series for point in one.points])
     for level in chart.levels.values():
@@ -276,6 +255,12 @@ def _draw_curves(axes: Axes, chart: Curves) -> None:
         axes.set_xticks(range(len(chart.ticks)), chart.ticks)
     axes.set(xlabel=chart.across, ylabel=chart.up)
     axes.set_ylim(bottom=chart.least, top=chart.most)
+    if chart.start is not None or chart.end is not None:
+        axes.set_xlim(left=chart.start, right=chart.end)
+    if chart.head == "Round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    if chart.values == "percent":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _position: chart.tick(value, "y")))
     grid(axes, "y")
 
 
@@ -285,6 +270,8 @@ def _draw_rows(axes: Axes, chart: Rows, names: list[str]) -> None:
     axes.tick_params(axis="y", length=0)
     if chart.level is not None:
         axes.axvline(chart.level[1], color=INK, linewidth=1.2, linestyle=DASHED)
+    if chart.log:
+        axes.set_xscale("log")
     for place, (_, marks) in enumerate(chart.rows):
         single = [mark for mark in marks if not mark.bar]
         for mark in marks:
@@ -293,8 +280,18 @@ def _draw_rows(axes: Axes, chart: Rows, names: list[str]) -> None:
         for number, mark in enumerate(single):
             # One above the other, so that none hides another.
             at = place + 0.26 * (number - (len(single) - 1) / 2)
-            axes.plot([mark.value], [at], **line_options(mark.look, size=5.5) | {"linestyle": "none"})
-    axes.set_xlim(0.0, 1.08 * max(mark.value for _, marks in chart.rows for mark in marks))
+            options = line_options(mark.look, size=5.5) | {"linestyle": "none"} | _upright(mark.look)
+            axes.plot([mark.value], [at], **options)
+    axes.set_xlim(*chart.range())
+    if chart.log:
+        _logarithmic(axes, "x", list(chart.range()))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: log_tick(value, powers=True)))
+    if not any(marks for _, marks in chart.rows):
+        axes.xaxis.set_major_locator(NullLocator())
+    for place, note in enumerate(chart.notes):
+        end = max((mark.value for mark in chart.rows[place][1]), default=chart.range()[0])
+        beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "annotation_clip": False}
+        axes.annotate(note, (end, place), **beside, va="center_baseline", fontsize=9)
     if chart.nothing is not None:
         ticks = [tick for tick in axes.get_xticks() if tick < 0.9 * chart.nothing]
         axes.set_xticks([*ticks, chart.nothing], [*(f"{tick:g}" for tick in ticks), "no\nguarantee"])
@@ -343,11 +340,4 @@ def _logarithmic(axes: Axes, which: str, values: list[float]) -> None:
     wide = max(values) > 100 * min(values)
     axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=7))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(_tick))
-
-
-def _tick(value: float, _position: int | None = None) -> str:
-    if 1e-3 <= value < 1e5:
-        return f"{value:,.6g}"
-    whole = math.isclose(math.log10(value), round(math.log10(value)), abs_tol=1e-9)
-    return power_of_ten(value) if whole else f"{value:.3g}"
+    axis.set_major_formatter(FuncFormatter(lambda value, _position: log_tick(value)))

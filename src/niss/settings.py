@@ -277,7 +277,7 @@ def _in_words(hint: Any) -> str:
         return f"{_in_words(inner)} {bounds}".strip()
     if get_origin(hint) is tuple:
         return f"list of {_in_words(get_args(hint)[0])}"
-    return _KINDS[hint]
+    return _KINDS.get(hint, f"`{hint.__name__}`")
 
 
 def _number(value: float) -> str:

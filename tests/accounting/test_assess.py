@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from niss import effective_variance
-from niss.accounting import DrawnAccount, LedgerFile, Plan, make_terms
+from niss.accounting import Charge, DrawnAccount, LedgerFile, LedgerHeader, Plan, make_terms
 from niss.accounting.targets import committee_size, committee_threshold, most_dropped
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
@@ -185,7 +185,7 @@ def test_a_second_question_about_the_same_round_is_answered_alike() -> None:
 
 def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
     with LedgerFile.create(
-        tmp_path / "ledger", run="run", budgets={"me": 1.0}, delta=1e-5, unit="client", relation="zero-out"
+        tmp_path / "ledger", LedgerHeader(run="run", budgets={"me": 1.0}, delta=1e-5)
     ) as ledger:
         charge, agreed = DrawnAccount(relation="zero-out").charging(ledger, "me"), proposed()
         charge(agreed, 0.6)
@@ -199,9 +199,7 @@ def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
 
 def test_a_round_without_shares_can_be_charged_too(tmp_path: Path) -> None:
     """The residual noise protects an upload alone; without that either there is no marginal guarantee."""
-    with LedgerFile.create(
-        tmp_path / "ledger", run="run", delta=1e-5, unit="client", relation="zero-out"
-    ) as ledger:
+    with LedgerFile.create(tmp_path / "ledger", LedgerHeader(run="run", delta=1e-5)) as ledger:
         charge, residual = (
             DrawnAccount(relation="zero-out").charging(ledger, "me"),
             proposed(unit_variance=0.0),
@@ -224,14 +222,14 @@ def test_a_charge_costs_what_the_simulator_says_of_the_same_round(relation: str,
     simulated = plan.for_round(range(size), weights=1.0 / size, records=1.0, beacon=b"b")
     terms = make_terms(plan, participants=size, coordinates=4, run=bytes(16), number=0)
     agreed = agree(Federation(size, "assess").open(terms))
-    charged: list[tuple[float, float]] = []
+    charged: list[Charge] = []
 
     class Recorder:
-        def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:  # noqa: ARG002
-            charged.append(mus["me"])
+        def charge(self, round: int, attempt: int, charges: Any, basis: Any) -> None:  # noqa: ARG002
+            charged.append(charges["me"])
 
     DrawnAccount(relation=relation).charging(Recorder(), "me")(agreed, 0.25)
-    assert charged == [(0.25, pytest.approx(float(simulated.marginal_mu[0]), rel=1e-12))]
+    assert charged == [Charge(0.0625, pytest.approx(float(simulated.marginal_mu[0]) ** 2, rel=1e-12))]
 
 
 @pytest.mark.parametrize("neighbours", [3.0, 9.0])

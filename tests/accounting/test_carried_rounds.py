@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from niss.accounting import (
+    Charge,
     CommittedAccount,
     DrawnAccount,
     Plan,
@@ -21,10 +22,11 @@ from niss.accounting import (
     run_grid_delta,
     scheduled_run,
 )
+from niss.accounting.discretisation import check_run_discretisation
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import agree
-from niss.protocol.carrying import previous_of
-from support.carried_run import GRID, NOISY, RUN, CarriedFederation, repairing, schedule
+from niss.protocol.schedule import previous_of
+from support.carried_run import GRID, NOISY, RUN, CarriedFederation, changed, repairing, schedule
 
 SIZE, ROUNDS, APART = 6, 9, 3
 
@@ -40,7 +42,6 @@ def plan_for(**changes: Any) -> Plan:
         "horizon": ROUNDS,
         "separation": APART,
         "participants": SIZE,
-        "on_grid": True,
     }
     return Plan(**{**values, **changes})
 
@@ -49,11 +50,11 @@ class Book:
     """A ledger that notes what it is charged."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[int, dict[str, tuple[float, float]], dict[str, Any]]] = []
+        self.entries: list[tuple[int, Charge, dict[str, Any]]] = []
 
-    def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:
+    def charge(self, round: int, attempt: int, charges: Any, basis: Any) -> None:
         assert attempt == 0
-        self.entries.append((round, dict(mus), dict(basis)))
+        self.entries.append((round, charges["me"], dict(basis)))
 
 
 @pytest.mark.parametrize(
@@ -80,13 +81,9 @@ def test_a_schedule_is_worth_what_its_plan_promises(changes: dict[str, Any]) -> 
         assert worth.mu == pytest.approx(float(plan.budget(1)[0]), rel=1e-6)
 
 
-def test_the_grid_pays_its_part_of_delta_only_where_the_protocol_runs_the_plan() -> None:
-    simulated = plan_for(on_grid=False)
-    assert simulated.grid_delta == 0.0
-    assert plan_for().grid_delta == pytest.approx(0.02 * 1e-5)
-    assert (
-        Plan(clip=1.0, epsilon=3.0).grid_delta == Plan(clip=1.0, epsilon=3.0, on_grid=True).grid_delta > 0.0
-    )
+def test_the_grid_has_its_part_of_delta_whether_noise_is_carried_or_not() -> None:
+    assert plan_for().grid_delta == Plan(clip=1.0, epsilon=3.0).grid_delta == pytest.approx(0.02 * 1e-5)
+    assert plan_for(tau2=0.5).grid_delta == 0.0
 
 
 @pytest.mark.parametrize("coordinates", [10, 100_000])
@@ -109,12 +106,12 @@ def test_clients_accept_the_grid_that_is_chosen(size: int, coordinates: int) -> 
     committed = make_schedule(plan, participants=size, coordinates=coordinates)
     account = CommittedAccount(committed, promise=Promise.of(plan))
     for number in (0, 1, 99):
-        account._check_noise(math.sqrt(account.cost(number)))
+        check_run_discretisation(account.schedule, math.sqrt(account.cost(number)), account._promise)
     coarser = CommittedAccount(
         replace(committed, grid_bits=committed.grid_bits - 8), promise=Promise.of(plan)
     )
     with pytest.raises(RemoteProtocolError, match="a few grid steps wide"):
-        coarser._check_noise(0.1)
+        check_run_discretisation(coarser.schedule, 0.1, coarser._promise)
 
 
 def test_without_fresh_noise_nothing_is_promised_and_the_grid_costs_nothing() -> None:
@@ -149,17 +146,17 @@ def test_plans_of_other_kinds_have_no_schedule_and_carried_ones_no_single_terms(
 def test_repairs_are_charged_as_planned_and_their_self_mask_costs_nothing(changes: dict[str, Any]) -> None:
     plan = plan_for(dropped=1, revealed=1, **changes)
     committed = make_schedule(plan, participants=SIZE, coordinates=100, mode="repair")
-    assert (committed.mode, committed.dropped, committed.committee) == ("repair", 1, SIZE)
-    assert committed.threshold == (SIZE + plan.colluders) // 2 + 1
+    assert (committed.mode, committed.noise.dropped, committed.noise.committee) == ("repair", 1, SIZE)
+    assert committed.noise.threshold == (SIZE + plan.colluders) // 2 + 1
     worth = scheduled_run(committed, relation=plan.relation, colluders=plan.colluders)
     np.testing.assert_allclose(worth.matrix, plan.committed(SIZE).matrix, rtol=1e-9)
     assert worth.mu == pytest.approx(float(plan.budget(1)[0]), rel=1e-6)
     # Whoever may be called dropped counts like a colluder, and a weaker mask is charged for.
-    assert worth.mu > scheduled_run(replace(committed, dropped=0), relation=plan.relation, colluders=0).mu
-    weak = replace(committed, self_variance=committed.self_variance / 4.0)
+    assert worth.mu > scheduled_run(changed(committed, dropped=0), relation=plan.relation, colluders=0).mu
+    weak = changed(committed, self_mask=committed.noise.self_mask / 4.0)
     assert scheduled_run(weak, relation=plan.relation, colluders=plan.colluders).mu > worth.mu
     assert CommittedAccount(weak, colluders=plan.colluders).cost(0) == pytest.approx(
-        (plan.clip / SIZE) ** 2 / (weak.residual_variance + weak.self_variance)
+        (plan.clip / SIZE) ** 2 / (weak.noise.residual + weak.noise.self_mask)
     )
 
 
@@ -168,7 +165,7 @@ def test_a_committee_that_colluders_could_outvote_is_refused() -> None:
     assert CommittedAccount(loose, colluders=0).plan is not None
     with pytest.raises(RemoteProtocolError, match="but 4 must"):
         CommittedAccount(loose, colluders=2)
-    assert CommittedAccount(replace(loose, threshold=4), colluders=2).plan is not None
+    assert CommittedAccount(changed(loose, threshold=4), colluders=2).plan is not None
 
 
 @pytest.mark.parametrize("called", [(0, 0, 0, 0), (1, 2, 3, 4), (0, 0, 1, 1), (None, 3, 3, None)])
@@ -195,37 +192,36 @@ def test_the_charge_covers_clients_that_are_called_dropped_although_they_uploade
     assert max(mu2 / charged[owner] for owner, mu2 in found.items()) > 0.5
 
 
-def test_every_participation_is_charged_what_it_adds() -> None:
-    """`Delta' K[P, P] Delta` along the way, cross terms and all; the whole run's grid once, with the first."""
-    federation = CarriedFederation(schedule(rounds=6, **NOISY))
-    book, seat = Book(), federation.seats[0]
-    account = CommittedAccount(federation.schedule)
+def booked(rounds: int, **changes: Any) -> tuple[CarriedFederation, CommittedAccount, Book]:
+    """A run of which the first client's charges are noted."""
+    federation = CarriedFederation(schedule(rounds=rounds, **changes, **NOISY))
+    account, book, seat = CommittedAccount(federation.schedule), Book(), federation.seats[0]
     seat.assess, seat.book = account, account.charging(book, "me")
     seat.restart()
-    for number in range(6):
+    for number in range(rounds):
         federation.play_round(number)
+    return federation, account, book
+
+
+def test_every_participation_is_charged_what_it_adds() -> None:
+    """`Delta' K[P, P] Delta` along the way, cross terms and all; the whole run's grid once, with the first."""
+    federation, _, book = booked(rounds=6)
     assert [entry[0] for entry in book.entries] == [0, 2, 4]
     worth = scheduled_run(federation.schedule, relation="zero-out", colluders=0)
     whole = worth.matrix[np.ix_([0, 2, 4], [0, 2, 4])].sum()
-    spent = sum(mus["me"][0] ** 2 for _, mus, _ in book.entries)
+    spent = sum(charge.mu2 for _, charge, _ in book.entries)
     assert spent == pytest.approx(whole, rel=1e-9)
     assert spent > sum(worth.matrix[one, one] for one in (0, 2, 4)) * 1.01
     whole_run = run_grid_delta(federation.schedule, Promise(rounds=6))
-    assert [basis["grid_delta"] for _, _, basis in book.entries] == [whole_run, 0.0, 0.0]
+    assert [charge.grid_delta for _, charge, _ in book.entries] == [whole_run, 0.0, 0.0]
     assert {basis["rounds"] for _, _, basis in book.entries} == {6}
     # One upload alone has more noise inside the run than at its ends.
-    marginal = [mus["me"][1] for _, mus, _ in book.entries]
+    marginal = [charge.marginal for _, charge, _ in book.entries]
     assert marginal[0] > marginal[1] == marginal[2]
 
 
 def test_a_closing_round_is_not_charged() -> None:
-    federation = CarriedFederation(schedule(rounds=3, closing=True, **NOISY))
-    book, seat = Book(), federation.seats[0]
-    account = CommittedAccount(federation.schedule)
-    seat.assess, seat.book = account, account.charging(book, "me")
-    seat.restart()
-    for number in range(3):
-        federation.play_round(number)
+    _, account, book = booked(rounds=3, closing=True)
     assert [entry[0] for entry in book.entries] == [0]
     assert account.cost(2) == 0.0
 
@@ -233,11 +229,11 @@ def test_a_closing_round_is_not_charged() -> None:
 @pytest.mark.parametrize(
     ("changes", "colluders", "match"),
     [
-        ({"carried_variance": 1e9}, 0, "cannot be accounted for"),
-        ({"carried_variance": 1e308, "residual_variance": 1e-308}, 0, "cannot be accounted for"),
+        ({"carried": 4e9}, 0, "cannot be accounted for"),
+        ({"carried": 1e308, "residual": 1e-308}, 0, "cannot be accounted for"),
         ({"clip": 0.0}, 0, "schedule"),
         ({"clip": 1e-200}, 0, "schedule"),
-        ({"residual_variance": 1e-320}, 0, "cannot be accounted for"),
+        ({"residual": 1e-320}, 0, "cannot be accounted for"),
         ({}, 4, "no honest client"),
     ],
 )

@@ -18,7 +18,7 @@ from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
 from niss.views import Corruption, expected_bound, worst_case
 from niss.views.collusion import colluding_neighbours, spectral_bound
-from niss.views.spectrum import largest_eigenvalue, links
+from niss.views.numerics import largest_eigenvalue, links
 
 FloatArray = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.accounting import Ledger
+from niss.accounting import Charge, Ledger
 from niss.errors import ConfigError, PrivacyError
 
 
@@ -20,7 +20,7 @@ def test_squares_add_up_over_the_rounds_taken_part_in(rounds: list[tuple[set[int
     ledger = Ledger.empty(5)
     for members, mu in rounds:
         participants = np.array(sorted(members), dtype=np.int64)
-        ledger.charge(participants, np.full(participants.size, mu), np.full(participants.size, 2 * mu))
+        ledger.charge(participants, Charge.of(mu, 2 * mu))
     for client in range(5):
         mine = [mu for members, mu in rounds if client in members]
         assert ledger.joint_squared[client] == pytest.approx(math.fsum(mu**2 for mu in mine))
@@ -30,15 +30,17 @@ def test_squares_add_up_over_the_rounds_taken_part_in(rounds: list[tuple[set[int
 
 def test_a_round_that_overspends_is_refused_whole() -> None:
     ledger = Ledger.empty(3, budget=np.array([1.0, 0.5, 1.0]))
-    ledger.charge(np.array([0, 1]), np.array([0.3, 0.3]), np.array([0.1, 0.1]))
+    ledger.charge(np.array([0, 1]), Charge.of(0.3, 0.1))
     before = copy.deepcopy(ledger)
-    with pytest.raises(PrivacyError, match="client 1 would overspend") as caught:
-        ledger.charge(np.array([0, 1, 2]), np.array([0.1, 0.41, 0.1]), np.full(3, 0.1))
+    with pytest.raises(
+        PrivacyError, match=r"client 1 would overspend its privacy budget: mu 0\.508035 of 0\.5"
+    ) as caught:
+        ledger.charge(np.array([0, 1, 2]), Charge.of(np.array([0.1, 0.41, 0.1]), 0.1))
     assert caught.value.hint is not None
     np.testing.assert_array_equal(ledger.joint_squared, before.joint_squared)
     np.testing.assert_array_equal(ledger.marginal_squared, before.marginal_squared)
     np.testing.assert_array_equal(ledger.participations, before.participations)
-    ledger.charge(np.array([0, 2]), np.array([0.1, 0.1]), np.full(2, 0.1))
+    ledger.charge(np.array([0, 2]), Charge.of(0.1, 0.1))
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 7, 30, 1000])
@@ -46,42 +48,52 @@ def test_a_budget_may_be_spent_exactly_despite_rounding(rounds: int) -> None:
     budget = 0.7
     ledger = Ledger.empty(1, budget=np.array([budget]))
     alone = np.array([0])
-    mu = np.array([budget / math.sqrt(rounds)])
+    charge = Charge.of(budget / math.sqrt(rounds), 0.1)
     for _ in range(rounds):
-        ledger.charge(alone, mu, mu)
-    assert not ledger.room(alone, mu)[0]
+        ledger.charge(alone, charge)
+    assert not ledger.room(alone, charge)[0]
     with pytest.raises(PrivacyError):
-        ledger.charge(alone, mu, mu)
+        ledger.charge(alone, charge)
     assert ledger.participations[0] == rounds
 
 
 def test_no_noise_is_refused_by_a_budget_and_recorded_without_one() -> None:
-    alone, unprotected = np.array([0]), np.array([np.inf])
+    alone, unprotected = np.array([0]), Charge.of(np.inf, 1.0)
     with pytest.raises(PrivacyError):
-        Ledger.empty(1, budget=np.array([5.0])).charge(alone, unprotected, unprotected)
+        Ledger.empty(1, budget=np.array([5.0])).charge(alone, unprotected)
     open_ledger = Ledger.empty(1)
-    open_ledger.charge(alone, unprotected, np.array([1.0]))
+    open_ledger.charge(alone, unprotected)
     assert open_ledger.joint_squared[0] == np.inf
     assert open_ledger.marginal_squared[0] == 1.0
 
 
 def test_a_mu_that_is_no_number_never_fits_a_budget() -> None:
     ledger = Ledger.empty(1, budget=np.array([5.0]))
-    assert not ledger.room(np.array([0]), np.array([np.nan]))[0]
+    assert not ledger.room(np.array([0]), Charge.of(np.nan))[0]
 
 
 def test_room_is_told_per_client() -> None:
     ledger = Ledger.empty(3, budget=np.array([1.0, 2.0, 3.0]))
     np.testing.assert_array_equal(
-        ledger.room(np.array([2, 0, 1]), np.array([2.5, 1.5, 1.5])), [True, False, True]
+        ledger.room(np.array([2, 0, 1]), Charge.of(np.array([2.5, 1.5, 1.5]))), [True, False, True]
     )
-    assert Ledger.empty(3).room(np.array([0, 2]), np.array([1e9, 1e9])).all()
+    assert Ledger.empty(3).room(np.array([0, 2]), Charge.of(1e9)).all()
 
 
 def test_nobody_takes_part_twice_in_one_round() -> None:
     """Counted once, a second upload would be free."""
     ledger = Ledger.empty(2)
     with pytest.raises(ConfigError) as caught:
-        ledger.charge(np.array([1, 1]), np.array([0.1, 0.1]), np.array([0.1, 0.1]))
+        ledger.charge(np.array([1, 1]), Charge.of(0.1, 0.1))
     assert caught.value.field == "participants"
     assert ledger.joint_squared.sum() == 0.0
+
+
+@pytest.mark.parametrize("budget", [None, np.array([5.0])])
+def test_a_slot_is_refused_by_name_and_never_dropped(budget: np.ndarray | None) -> None:
+    """It composes by no mu^2: added up as one it would be free."""
+    ledger, slot = Ledger.empty(1, budget=budget), Charge(slot=(0.05, 1.3))
+    for take in (ledger.room, ledger.charge):
+        with pytest.raises(PrivacyError, match=r"a slot \(q, z\) = \(0.05, 1.3\) cannot be charged"):
+            take(np.array([0]), slot)
+    assert ledger.participations[0] == 0

@@ -18,28 +18,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.accounting.ledger_file import LedgerFile
+from niss.accounting import Charge, LedgerFile, LedgerHeader
+from niss.accounting.ledger_file import seal
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon
 
 BUDGETS = {"a": 2.0, "b": 1.0, "c": None}
 
 mu = st.floats(0.0, 1.5, allow_nan=False)
-charges = st.lists(
-    st.dictionaries(st.sampled_from(sorted(BUDGETS)), st.tuples(mu, mu), min_size=1), max_size=6
+rounds_charged = st.lists(
+    st.dictionaries(st.sampled_from(sorted(BUDGETS)), st.builds(Charge.of, mu, mu), min_size=1), max_size=6
 )
 
 
 def new(folder: Path, budgets: dict[str, float | None] | None = BUDGETS) -> LedgerFile:
-    return LedgerFile.create(
-        folder / "ledger.jsonl", run="test", budgets=budgets, delta=1e-5, unit="client", relation="zero-out"
-    )
+    return LedgerFile.create(folder / "ledger.jsonl", LedgerHeader(run="test", budgets=budgets, delta=1e-5))
 
 
 def filled(folder: Path, count: int = 3) -> Path:
     with new(folder) as ledger:
         for number in range(1, count + 1):
-            ledger.charge(number, 0, {"a": (0.5, 0.1), "c": (math.inf, 0.2)}, {"colluders": 2})
+            ledger.charge(
+                number, 0, {"a": Charge.of(0.5, 0.1), "c": Charge.of(math.inf, 0.2)}, {"colluders": 2}
+            )
     return ledger.path
 
 
@@ -57,25 +58,26 @@ def spent(ledger: LedgerFile) -> dict[str, tuple[float, float, int]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(rounds=charges)
+@given(rounds=rounds_charged)
 def test_it_charges_what_fits_refuses_the_rest_and_reads_back_the_same(rounds: list[dict]) -> None:
     expected = {client: [0.0, 0.0, 0] for client in BUDGETS}
     with tempfile.TemporaryDirectory() as folder, new(Path(folder)) as ledger:
-        for number, mus in enumerate(rounds):
+        for number, charges in enumerate(rounds):
             fits = all(
-                BUDGETS[client] is None or expected[client][0] + joint**2 <= BUDGETS[client] ** 2 * (1 + 1e-9)
-                for client, (joint, _) in mus.items()
+                BUDGETS[client] is None
+                or expected[client][0] + charge.mu2 <= BUDGETS[client] ** 2 * (1 + 1e-9)
+                for client, charge in charges.items()
             )
             before = ledger.path.read_bytes()
             if not fits:
                 with pytest.raises(PrivacyError, match="overspend"):
-                    ledger.charge(number, 0, mus)
+                    ledger.charge(number, 0, charges)
                 assert ledger.path.read_bytes() == before
                 continue
-            ledger.charge(number, 0, mus)
-            for client, (joint, marginal) in mus.items():
-                expected[client][0] += joint**2
-                expected[client][1] += marginal**2
+            ledger.charge(number, 0, charges)
+            for client, charge in charges.items():
+                expected[client][0] += charge.mu2
+                expected[client][1] += charge.marginal_mu2
                 expected[client][2] += 1
         for client, (joint, marginal, count) in expected.items():
             assert ledger.spent(client) == pytest.approx(math.sqrt(joint))
@@ -100,7 +102,7 @@ def test_a_crash_at_any_byte_of_the_last_append_leaves_the_durable_prefix(
         path.write_bytes(three_charges())
         with LedgerFile.open(path) as ledger:
             before, size = spent(ledger), path.stat().st_size
-            ledger.charge(4, 0, {"a": (0.7, 0.1)}, {"colluders": 2})
+            ledger.charge(4, 0, {"a": Charge.of(0.7, 0.1)}, {"colluders": 2})
             after = spent(ledger)
         whole = path.read_bytes()
         cut = data.draw(st.integers(size, len(whole)))
@@ -109,7 +111,7 @@ def test_a_crash_at_any_byte_of_the_last_append_leaves_the_durable_prefix(
             # Without its end of line alone, all of the record is there: it counts.
             assert spent(ledger) == (after if cut >= len(whole) - 1 else before)
             assert ledger.torn == (b"" if cut >= len(whole) - 1 else whole[size:cut])
-            ledger.charge(5, 0, {"a": (0.1, 0.1)})
+            ledger.charge(5, 0, {"a": Charge.of(0.1, 0.1)})
             then = spent(ledger)
         with LedgerFile.open(path) as ledger:
             assert spent(ledger) == then
@@ -161,7 +163,7 @@ def test_lines_moved_removed_or_doubled_are_found_by_line(
 def test_a_record_of_another_ledger_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with new(tmp_path / "other", {"a": 99.0}) as other:
-        other.charge(1, 0, {"a": (0.5, 0.1)})
+        other.charge(1, 0, {"a": Charge.of(0.5, 0.1)})
     path = filled(tmp_path, count=0)
     path.write_bytes(path.read_bytes() + other.path.read_bytes().splitlines(keepends=True)[1])
     with pytest.raises(PrivacyError, match="line 2"):
@@ -196,76 +198,63 @@ def test_the_first_record_commits_to_the_header(tmp_path: Path) -> None:
 def new_header(path: Path) -> LedgerFile:
     """Another header, well formed, with a larger budget."""
     return LedgerFile.create(
-        path.with_name("generous.jsonl"),
-        run="test",
-        budgets={**BUDGETS, "a": 99.0},
-        delta=1e-5,
-        unit="client",
-        relation="zero-out",
+        path.with_name("generous.jsonl"), LedgerHeader(run="test", budgets={**BUDGETS, "a": 99.0}, delta=1e-5)
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ((1, 0, {"a": (0.1, 0.1)}), "charged before"),
-        ((2, 0, {"a": (math.nan, 0.1)}), r"mus\[a\]"),
-        ((2, 0, {"c": (0.1, math.nan)}), r"mus\[c\]"),
-        ((2, 0, {"c": (-0.1, 0.1)}), r"mus\[c\]"),
-        ((2, 0, {"a": (math.inf, 0.1)}), "overspend"),
-        ((2, 0, {"a": (1e200, 0.1)}), "overspend"),
-        ((2, 0, {"c": (0.1, 0.1), "b": (1.01, 0.1)}), "client b would overspend"),
-        ((2, 0, {"z": (0.1, 0.1)}), "client 'z' is not in"),
-        ((2, 0, {7: (0.1, 0.1)}), "named by strings"),
+        ((1, 0, {"a": Charge.of(0.1, 0.1)}), "charged before"),
+        ((2, 0, {"a": Charge.of(math.nan, 0.1)}), r"charges\[a\]"),
+        ((2, 0, {"c": Charge.of(0.1, math.nan)}), r"charges\[c\]"),
+        ((2, 0, {"c": Charge(-0.1, 0.1)}), r"charges\[c\]"),
+        ((2, 0, {"c": Charge(0.1, 0.1, grid_delta=math.nan)}), r"charges\[c\]"),
+        ((2, 0, {"c": Charge(slot=(0.05, 1.3))}), r"a slot \(q, z\) = \(0.05, 1.3\) cannot be charged"),
+        ((2, 0, {"a": Charge.of(math.inf, 0.1)}), "overspend"),
+        ((2, 0, {"a": Charge.of(1e200, 0.1)}), "overspend"),
+        ((2, 0, {"c": Charge.of(0.1, 0.1), "b": Charge.of(1.01, 0.1)}), "client b would overspend"),
+        ((2, 0, {"z": Charge.of(0.1, 0.1)}), "client 'z' is not in"),
+        ((2, 0, {7: Charge.of(0.1, 0.1)}), "named by strings"),
         ((2, 0, {}), "at least one client"),
-        ((-1, 0, {"a": (0.1, 0.1)}), "round"),
-        ((2, 0.5, {"a": (0.1, 0.1)}), "attempt"),
-        ((True, 1, {"a": (0.1, 0.1)}), "round"),
-        ((2, 0, {"a": (0.1, 0.1)}, {"loss": math.nan}), "basis"),
-        ((2, 0, {"a": (0.1, 0.1)}, {"data": "x" * 5000}), "basis"),
-        ((2, 0, {"a": (0.1, 0.1)}, {"x": object()}), "basis"),
+        ((-1, 0, {"a": Charge.of(0.1, 0.1)}), "round"),
+        ((2, 0.5, {"a": Charge.of(0.1, 0.1)}), "attempt"),
+        ((True, 1, {"a": Charge.of(0.1, 0.1)}), "round"),
+        ((2, 0, {"a": Charge.of(0.1, 0.1)}, {"loss": math.nan}), "basis"),
+        ((2, 0, {"a": Charge.of(0.1, 0.1)}, {"data": "x" * 5000}), "basis"),
+        ((2, 0, {"a": Charge.of(0.1, 0.1)}, {"x": object()}), "basis"),
     ],
 )
 def test_what_is_refused_leaves_no_trace(tmp_path: Path, arguments: tuple, match: str) -> None:
     with new(tmp_path) as ledger:
-        ledger.charge(1, 0, {"a": (0.1, 0.1)})
+        ledger.charge(1, 0, {"a": Charge.of(0.1, 0.1)})
         before = ledger.path.read_bytes(), spent(ledger), ledger.head
         with pytest.raises(PrivacyError, match=match):
             ledger.charge(*arguments)
         assert (ledger.path.read_bytes(), spent(ledger), ledger.head) == before
-        ledger.charge(1, 1, {"a": (0.1, 0.1)})
-
-
-@pytest.mark.parametrize("rounds", [1, 3, 7, 30])
-def test_a_budget_may_be_spent_exactly_and_no_further(tmp_path: Path, rounds: int) -> None:
-    with new(tmp_path, {"k": 0.7}) as ledger:
-        for number in range(rounds):
-            ledger.charge(number, 0, {"k": (0.7 / math.sqrt(rounds), 0.1)})
-        with pytest.raises(PrivacyError, match="overspend"):
-            ledger.charge(rounds, 0, {"k": (0.7 / math.sqrt(rounds), 0.1)})
-        assert ledger.participations("k") == rounds
+        ledger.charge(1, 1, {"a": Charge.of(0.1, 0.1)})
 
 
 def test_without_budgets_anyone_may_come_and_nothing_is_claimed(tmp_path: Path) -> None:
     with new(tmp_path, None) as ledger:
         assert ledger.clients == ()
-        ledger.charge(1, 0, {"10": (math.inf, 1.0), "9": (0.5, math.inf)})
+        ledger.charge(1, 0, {"10": Charge.of(math.inf, 1.0), "9": Charge.of(0.5, math.inf)})
         assert ledger.clients == ("9", "10")
         assert ledger.budget("9") is None
         assert ledger.epsilon(ledger.spent("10")) is None
         assert ledger.epsilon(ledger.spent("9")) == gdp_epsilon(0.5, 1e-5)
         with pytest.raises(PrivacyError, match="'11' is not in"):
             ledger.spent("11")
-    assert json.loads(ledger.path.read_text().splitlines()[1])["mus"]["10"]["mu_joint"] is None
+    assert json.loads(ledger.path.read_text().splitlines()[1])["charges"]["10"]["mu2"] is None
     with pytest.raises(ConfigError, match="view"):
         ledger.spent("9", view="outsider")
 
 
 def test_what_failures_cost_is_taken_from_delta(tmp_path: Path) -> None:
     with LedgerFile.create(
-        tmp_path / "l.jsonl", run="x", delta=1e-5, unit="client", relation="zero-out", delta_failure=4e-6
+        tmp_path / "l.jsonl", LedgerHeader(run="x", delta=1e-5, delta_failure=4e-6)
     ) as ledger:
-        ledger.charge(1, 0, {"a": (0.5, 0.1)})
+        ledger.charge(1, 0, {"a": Charge.of(0.5, 0.1)})
     again = LedgerFile.read(ledger.path)
     assert again.epsilon(again.spent("a")) == gdp_epsilon(0.5, 6e-6)
     assert again.to_json()["delta_failure"] == 4e-6
@@ -274,10 +263,39 @@ def test_what_failures_cost_is_taken_from_delta(tmp_path: Path) -> None:
 def test_an_overspent_file_is_refused_even_with_a_sound_chain(tmp_path: Path) -> None:
     """Written by someone who can compute hashes, but kept to the header's budget."""
     with new(tmp_path, {"k": 1.0}) as ledger:
-        ledger._squares["k"] = (-5.0, 0.0, 0)
-        ledger.charge(1, 0, {"k": (2.0, 0.0)})
+        ledger._spent.joint_squared[0] = -5.0
+        ledger.charge(1, 0, {"k": Charge.of(2.0, 0.0)})
     with pytest.raises(PrivacyError, match="line 2: client k would overspend"):
         LedgerFile.read(ledger.path)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "match"),
+    [
+        (0, {"format": "niss-ledger/1"}, "format is 'niss-ledger/1', not 'niss-ledger/2'"),
+        (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01, "slot": [0.05, 1.3]}}}, "a slot"),
+        (1, {"charges": {"a": {"mu2": "0.25", "marginal_mu2": 0.01}}}, "damaged"),
+        (1, {"charges": {"a": {"mu2": 0.25}}}, "damaged"),
+        (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01, "new": 1.0}}}, "damaged"),
+        (1, {"mus": {"a": {"mu_joint": 0.5, "mu_marginal": 0.1}}}, "damaged"),
+    ],
+)
+def test_what_this_version_cannot_count_is_refused_even_with_a_sound_chain(
+    tmp_path: Path, line: int, change: dict, match: str
+) -> None:
+    path = filled(tmp_path, count=1)
+    records = [json.loads(text) for text in path.read_text().splitlines()]
+    del records[line]["hash"]
+    records[line].update(change)
+    if "mus" in change:
+        del records[line]["charges"]
+    lines = path.read_bytes().splitlines()
+    lines[line] = seal(records[line])[0]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    for opener in (LedgerFile.open, LedgerFile.read):
+        with pytest.raises(PrivacyError, match=f"line {line + 1}.*{match}") as caught:
+            opener(path)
+        assert caught.value.hint is not None
 
 
 @pytest.mark.parametrize(
@@ -295,9 +313,9 @@ def test_an_overspent_file_is_refused_even_with_a_sound_chain(tmp_path: Path) ->
     ],
 )
 def test_a_header_that_promises_nonsense_is_not_written(tmp_path: Path, change: dict, field: str) -> None:
-    good = {"run": "x", "budgets": None, "delta": 1e-5, "unit": "client", "relation": "zero-out"}
+    good = {"run": "x", "delta": 1e-5}
     with pytest.raises(ConfigError) as caught:
-        LedgerFile.create(tmp_path / "l.jsonl", **{**good, **change})
+        LedgerFile.create(tmp_path / "l.jsonl", LedgerHeader(**{**good, **change}))
     assert caught.value.field == field
     assert not (tmp_path / "l.jsonl").exists()
 
@@ -329,10 +347,10 @@ def test_a_charge_that_cannot_be_written_is_not_counted_and_ends_the_session(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(PrivacyError, match="No space left"):
-            ledger.charge(1, 0, {"a": (0.5, 0.1)})
+            ledger.charge(1, 0, {"a": Charge.of(0.5, 0.1)})
     assert ledger.entries == ()
     with pytest.raises(PrivacyError, match="closed"):
-        ledger.charge(2, 0, {"a": (0.5, 0.1)})
+        ledger.charge(2, 0, {"a": Charge.of(0.5, 0.1)})
     # It did reach the disk here, so it counts: the safe side.
     assert LedgerFile.read(ledger.path).participations("a") == 1
 
@@ -341,7 +359,7 @@ def test_a_charge_is_synced_before_it_returns(tmp_path: Path, monkeypatch: pytes
     with new(tmp_path) as ledger:
         synced: list[bytes] = []
         monkeypatch.setattr(os, "fsync", lambda _: synced.append(ledger.path.read_bytes()))
-        entry = ledger.charge(1, 0, {"a": (0.5, 0.1)})
+        entry = ledger.charge(1, 0, {"a": Charge.of(0.5, 0.1)})
         assert entry.hash.encode() in synced[-1]
 
 
@@ -374,11 +392,10 @@ def test_only_one_process_charges_while_others_may_read(tmp_path: Path) -> None:
 
 def test_killed_while_charging_it_keeps_every_charge_that_returned(tmp_path: Path) -> None:
     code = (
-        "import sys; from niss.accounting.ledger_file import LedgerFile\n"
-        "ledger = LedgerFile.create(sys.argv[1], run='k', budgets={'a': 1e6}, delta=1e-5, unit='client',"
-        " relation='zero-out')\n"
+        "import sys; from niss.accounting import Charge, LedgerFile, LedgerHeader\n"
+        "ledger = LedgerFile.create(sys.argv[1], LedgerHeader(run='k', budgets={'a': 1e6}, delta=1e-5))\n"
         "for number in range(10**9):\n"
-        "    ledger.charge(number, 0, {'a': (0.5, 0.25)}, {'note': 'x' * 1000})\n"
+        "    ledger.charge(number, 0, {'a': Charge.of(0.5, 0.25)}, {'note': 'x' * 1000})\n"
         "    print(number, flush=True)\n"
     )
     path = tmp_path / "ledger.jsonl"
@@ -391,25 +408,32 @@ def test_killed_while_charging_it_keeps_every_charge_that_returned(tmp_path: Pat
         # One charge may have become durable without its return being told.
         assert len(returned) <= len(ledger.entries) <= len(returned) + 1
         assert ledger.spent("a") == pytest.approx(0.5 * math.sqrt(len(ledger.entries)))
-        ledger.charge(10**9, 0, {"a": (0.5, 0.25)})
+        ledger.charge(10**9, 0, {"a": Charge.of(0.5, 0.25)})
 
 
 def test_csv_and_json_tell_the_same_as_the_ledger(tmp_path: Path) -> None:
     with new(tmp_path, {"9": 2.0, "10": None, 'odd, "name"': 1.0}) as ledger:
-        ledger.charge(1, 0, {"9": (0.1 + 0.2, 0.1), 'odd, "name"': (1 / 3, 1e-9)}, {"colluders": 2})
-        ledger.charge(1, 1, {"10": (math.inf, 0.5), "9": (0.2, math.inf)})
+        ledger.charge(
+            1, 0, {"9": Charge.of(0.1 + 0.2, 0.1), 'odd, "name"': Charge.of(1 / 3, 1e-9)}, {"colluders": 2}
+        )
+        ledger.charge(1, 1, {"10": Charge.of(math.inf, 0.5), "9": Charge.of(0.2, math.inf)})
     rows = list(csv.DictReader(io.StringIO(ledger.to_csv())))
     back: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
     for row in rows:
         place = back.setdefault((int(row["round"]), int(row["attempt"])), {})
         place[row["client"]] = (float(row["mu_joint"]), float(row["mu_marginal"]))
-    assert back == {(entry.round, entry.attempt): dict(entry.mus) for entry in ledger.entries}
+    assert back == {
+        (entry.round, entry.attempt): {
+            client: (charge.joint, charge.marginal) for client, charge in entry.charges.items()
+        }
+        for entry in ledger.entries
+    }
 
     value = json.loads(json.dumps(ledger.to_json(), allow_nan=False))
     assert value["head"] == ledger.head
-    assert [charge["hash"] for charge in value["charges"]] == [entry.hash for entry in ledger.entries]
-    assert value["charges"][0]["basis"] == {"colluders": 2}
-    assert value["charges"][1]["mus"]["10"] == {"mu_joint": None, "mu_marginal": 0.5}
+    assert [charge["hash"] for charge in value["entries"]] == [entry.hash for entry in ledger.entries]
+    assert value["entries"][0]["basis"] == {"colluders": 2}
+    assert value["entries"][1]["charges"]["10"] == {"mu2": None, "marginal_mu2": 0.25}
     clients = {one["client"]: one for one in value["clients"]}
     assert list(clients) == ["9", "10", 'odd, "name"']
     assert clients["9"]["mu_spent"] == ledger.spent("9")

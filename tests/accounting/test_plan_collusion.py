@@ -218,22 +218,6 @@ def test_two_honest_participants_must_be_left(assumed: dict[str, int], tau2: flo
     assert caught.value.hint is not None
 
 
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"colluders": -1}, "colluders"),
-        ({"colluders": 0.2}, "colluders"),
-        ({"revealed": -1}, "revealed"),
-        ({"colluders": 1, "delta": 0.0}, "delta"),
-        ({"colluders": 1, "delta": 20.0}, "delta"),
-    ],
-)
-def test_bad_assumptions_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Plan(**settings)
-    assert caught.value.field == field
-
-
 @pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "central-dp"])
 def test_methods_that_share_no_noise_have_nothing_to_lose_to_colluders(method: str) -> None:
     shared, plain = _round(method=method, colluders=11), _round(method=method)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 
@@ -10,9 +9,8 @@ import numpy as np
 import pytest
 
 import niss
-from niss.accounting import PlanForecast, PlanQuestion, forecast
+from niss.accounting import PlanForecast, forecast
 from niss.mechanism import gdp_epsilon, gdp_mu
-from niss.settings import described
 from niss.simulation import make_config
 
 
@@ -188,12 +186,3 @@ def test_dense_graphs_of_large_rounds_are_not_drawn_for_a_plan():
     assert expected.aggregate_variance_ratio_to_central == pytest.approx(
         drawn.aggregate_variance_ratio_to_central, rel=0.01
     )
-
-
-def test_the_planner_takes_what_the_question_asks_with_its_defaults() -> None:
-    asked = {setting.name: setting.default for setting in described(PlanQuestion)}
-    asked |= {"participations": 1, "participants": inspect.Parameter.empty}
-    for function in (niss.plan, forecast):
-        for name, parameter in inspect.signature(function).parameters.items():
-            if name not in ("search", "progress"):
-                assert parameter.default == asked[name], name

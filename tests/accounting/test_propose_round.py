@@ -9,8 +9,8 @@ import pytest
 
 from niss.accounting import DrawnAccount, Plan, make_terms, propose_round
 from niss.errors import PrivacyError
-from niss.protocol.agreement import BeaconChain, agree, link_of, participants_hash, terms_hash, verify_beacon
-from niss.protocol.keys import Identity
+from niss.protocol.agreement import agree, participants_hash, terms_hash
+from niss.protocol.keys import BeaconChain, Identity, link_of, verify_beacon
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
 from support.protocol_round import Federation, seeded_entropy
 

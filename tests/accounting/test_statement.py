@@ -1,14 +1,16 @@
-"""The statement says what was promised, to whom, against whom, and where nothing was."""
+"""The statement says what was promised, to whom, against whom, and where nothing was: of a run, and of one graph."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from niss.accounting import Ledger, OutsiderClaim, Plan, Statement, make_statement
+import niss
+from niss.accounting import Charge, Ledger, OutsiderClaim, Plan, Statement, make_statement
 from niss.errors import ConfigError
 from niss.mechanism import gdp_epsilon
 
@@ -21,7 +23,7 @@ def _after(rounds: int, notes: tuple[str, ...] = (), **settings: Any) -> Stateme
     ledger = Ledger.empty(CLIENTS, plan.budget(CLIENTS) if plan.calibrated else None)
     for number in range(rounds):
         prepared = plan.for_round(range(5), weights=0.2, records=100, beacon=bytes([number]))
-        ledger.charge(prepared.participants, prepared.joint_mu, prepared.marginal_mu)
+        ledger.charge(prepared.participants, Charge.of(prepared.joint_mu, prepared.marginal_mu))
     return make_statement(plan, ledger, notes=notes)
 
 
@@ -173,9 +175,9 @@ def test_one_unprotected_round_ends_the_guarantee() -> None:
     plan = Plan(tau2=0.1)
     ledger = Ledger.empty(2)
     both = np.arange(2)
-    ledger.charge(both, np.array([0.5, 0.5]), np.array([0.1, 0.1]))
+    ledger.charge(both, Charge.of(0.5, 0.1))
     assert make_statement(plan, ledger).epsilon_joint is not None
-    ledger.charge(both[:1], np.array([np.inf]), np.array([0.1]))
+    ledger.charge(both[:1], Charge.of(np.inf, 0.1))
     statement = make_statement(plan, ledger)
     assert statement.epsilon_joint is None
     assert statement.clients[0].epsilon_joint is None
@@ -215,3 +217,62 @@ def test_a_claim_in_another_relation_is_not_put_beside_the_joint_one(claim: dict
     with pytest.raises(ConfigError) as caught:
         make_statement(plan, ledger, outsider=OutsiderClaim(**{**told, **claim}))
     assert caught.value.field == "outsider"
+
+
+GRAPH = niss.ShareGraph.regular(12, degree=4, beacon=b"statement")
+
+
+def make(**changes: object) -> niss.Statement:
+    settings: dict[str, object] = {
+        "unit_variance": 0.25,
+        "residual_variance": 0.2,
+        "sensitivity": 0.5,
+        "delta": 1e-5,
+    }
+    return niss.assess(GRAPH, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def test_numbers_follow_from_the_effective_variance() -> None:
+    made = make(participations=4)
+    variance = niss.effective_variance(GRAPH, unit_variance=0.25, residual_variance=0.2)
+    for client, value in zip(made.clients, variance, strict=True):
+        assert client.mu_joint == pytest.approx(2 * 0.5 / math.sqrt(value))
+        assert client.epsilon_joint == pytest.approx(gdp_epsilon(client.mu_joint, 1e-5))
+        assert client.mu_marginal == pytest.approx(2 * 0.5 / math.sqrt(0.25 * 8 + 0.2))
+    assert made.epsilon_joint == max(client.epsilon_joint for client in made.clients)
+    assert json.loads(json.dumps(made.to_json()))["epsilon_joint"] == made.epsilon_joint
+
+
+def test_without_residual_noise_there_is_no_guarantee_and_no_number() -> None:
+    made = make(residual_variance=0.0)
+    assert made.epsilon_joint is None
+    assert made.words.startswith("No guarantee")
+    assert made.epsilon_marginal is not None
+    assert "what the paper counts" in made.paper
+
+
+def test_colluders_drops_and_reveals_are_told_apart() -> None:
+    plain = make()
+    corrupted = make(colluders=[0, 1])
+    assert [client.client for client in corrupted.clients] == list(range(2, 12))
+    assert corrupted.epsilon_joint > plain.epsilon_joint
+    assert "up to 2 participants" in corrupted.adversary
+    dropped = make(dropped=[0, 1])
+    assert dropped.epsilon_joint < corrupted.epsilon_joint
+    pairs = [(2, int(other)) for other in GRAPH.neighbours(2)]
+    bare = make(revealed=pairs)
+    assert bare.clients[2].mu_joint == pytest.approx(0.5 / math.sqrt(0.2))
+    assert f"{len(pairs)} edges were revealed" in bare.adversary
+
+
+def test_sensitivities_may_differ_and_are_checked() -> None:
+    made = make(sensitivity=np.linspace(0.1, 0.5, 12))
+    assert made.clients[0].epsilon_joint < made.clients[11].epsilon_joint
+    with pytest.raises(niss.errors.ConfigError, match="sensitivity"):
+        make(sensitivity=[0.1, 0.2])
+    with pytest.raises(niss.errors.ConfigError, match="participations"):
+        make(participations=0)
+
+
+def test_it_says_what_is_not_protected() -> None:
+    assert any("took part" in line for line in make().not_protected)

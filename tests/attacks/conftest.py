@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from niss.attacks.federation import AttackedFederation, make_federation
-from niss.attacks.pictures import load_pictures
+from niss.attacks.federation import AttackedFederation, load_pictures, make_federation
 from niss.randomness import SimStream
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,29 +13,24 @@ import numpy as np
 import pytest
 from scipy.stats import beta, norm
 
-from niss.accounting import Committed, plan_carried
-from niss.attacks.carried import CarriedExperiment
+from niss.accounting import Committed, forecast
+from niss.attacks.audit import CarriedExperiment
+from niss.attacks.canary import CanaryScores, MeasuredMu, measure_mu, run_scores
 from niss.attacks.carried_runs import (
-    added_up,
-    measure_mu,
-    play_run,
-    play_scores,
-    see_run,
-)
-from niss.attacks.carried_servers import (
     SERVERS,
     Assumed,
     CarriedTraining,
+    SeenRun,
     ServerGain,
-    against_colluders,
-    colluders_of,
-    repeat_rounds,
+    play_run,
+    see_run,
+    split_horizons,
 )
 from niss.attacks.experiment import no_progress
-from niss.errors import ConfigError
 from niss.randomness import SimStream
 
 Vertex = tuple[int, int, int]
+Gains = dict[str, ServerGain]
 ROUNDING = 1e-9
 # Each statistical assertion here fails by chance at most this often.
 RARE = 1e-6
@@ -42,7 +38,7 @@ RARE = 1e-6
 
 def make_plan(m: int = 5, rounds: int = 12, separation: int = 4, **options: Any) -> Committed:
     numbers = {"kappa": 5.0, **options}
-    return plan_carried(participants=m, clients=m * separation, rounds=rounds, **numbers).plan
+    return forecast(carry=True, participants=m, clients=m * separation, rounds=rounds, **numbers).plan
 
 
 @dataclass
@@ -79,9 +75,14 @@ class World:
         move = np.array([float(upload[0] == client) for upload in rows])
         return math.sqrt(move @ np.linalg.solve(noise @ noise.T, move))
 
-    def without(self, known: Any) -> World:
+    def without(self, known: Callable[[dict[Vertex, float]], bool]) -> World:
         """The same where the adversary knows the noises of which `known(signs)` is true."""
         return World(self.uploads, [one for one in self.noises if not known(one[1])])
+
+    def against(self, theirs: Collection[int]) -> World:
+        """The same where these clients are on the adversary's side."""
+        left = self.without(lambda signs: any(client in theirs for client, _, _ in signs))
+        return World([upload for upload in self.uploads if upload[0] not in theirs], left.noises)
 
 
 def cohort(plan: Committed, number: int) -> list[int]:
@@ -124,13 +125,43 @@ def is_carried(signs: dict[Vertex, float]) -> bool:
     return len({number for _, number, _ in signs}) > 1
 
 
-def seats(signs: dict[Vertex, float], m: int) -> tuple[int, ...]:
-    """Sender's and receiver's seat of a carried share."""
-    return tuple(client % m for client, _, _ in sorted(signs, key=lambda upload: upload[1]))
-
-
 def adder(signs: dict[Vertex, float]) -> Vertex:
     return next(upload for upload, sign in signs.items() if sign > 0)
+
+
+def followers(plan: Committed) -> Iterator[tuple[int, float, list[int]]]:
+    """Clients, what their rounds are charged, and rounds before those: one, or all."""
+    for first in range(plan.separation):
+        visits = list(range(first, plan.horizon, plan.separation))
+        before = [t - 1 for t in visits if t > 0]
+        for chosen in (before, *([one] for one in before)):
+            yield plan.noise.participants * first, charged(plan, visits), chosen
+
+
+def charged(plan: Committed, visits: list[int]) -> float:
+    return math.sqrt(plan.matrix[np.ix_(visits, visits)].sum())
+
+
+def worst(pairs: Iterable[tuple[float, float]]) -> Any:
+    """The pair (reached, charged) with the largest ratio, compared to 1e-8."""
+    return pytest.approx(max(pairs, key=lambda pair: pair[0] / pair[1]), rel=1e-8)
+
+
+def both(gain: ServerGain) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(reached, charged) with the rule off, and with it on."""
+    return (gain.off.reached, gain.off.charged), (gain.on.reached, gain.on.charged)
+
+
+def first_client(plan: Committed, visits: list[int]) -> int:
+    return cohort(plan, visits[0])[0]
+
+
+def played(
+    seen: SeenRun, victim: int, weights: list[np.ndarray], runs: int, stream: SimStream
+) -> list[MeasuredMu]:
+    named = {str(number): one for number, one in enumerate(weights)}
+    scores = run_scores(seen, victim, named, runs=runs, stream=stream)
+    return [measure_mu(scores[name], 1.0 - RARE) for name in named]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +179,7 @@ def assumed() -> Assumed:
 
 
 @pytest.fixture(scope="module")
-def outcomes(training: CarriedTraining, assumed: Assumed) -> dict[str, ServerGain]:
+def outcomes(training: CarriedTraining, assumed: Assumed) -> Gains:
     return {name: server(training, assumed) for name, server in SERVERS.items()}
 
 
@@ -156,20 +187,17 @@ class TestExactly:
     """The attack's numbers, and those of the brute force above."""
 
     def test_the_likelihood_ratio_reaches_the_promise(self, training: CarriedTraining) -> None:
-        reached = training.mu(training.seen)
-        assert reached == pytest.approx(honest_world(training.plan).mu(training.victim), rel=ROUNDING)
-        assert reached == pytest.approx(training.plan.mu, rel=ROUNDING)
-        assert training.claimed == pytest.approx(training.plan.mu, rel=ROUNDING)
+        pair = training.of_victim(training.seen)
+        assert (pair.reached, pair.charged) == pytest.approx([training.plan.mu] * 2, rel=ROUNDING)
+        assert pair.reached == pytest.approx(honest_world(training.plan).mu(training.victim), rel=ROUNDING)
 
     def test_and_with_colluders(self, assumed: Assumed) -> None:
-        plan, victim = assumed.colluders.plan, assumed.colluders.victim
-        theirs = set(colluders_of(plan))
+        training = assumed.colluders
+        plan, victim, theirs = training.plan, training.victim, set(training.colluders)
         assert len(theirs) == plan.separation
         assert victim not in theirs
-        world = honest_world(plan).without(lambda signs: any(client in theirs for client, _, _ in signs))
-        world.uploads = [upload for upload in world.uploads if upload[0] not in theirs]
-        reached = assumed.colluders.mu(against_colluders(assumed.colluders))
-        assert reached == pytest.approx(world.mu(victim), rel=ROUNDING)
+        reached = training.seen_by_colluders.mu(victim)
+        assert reached == pytest.approx(honest_world(plan).against(theirs).mu(victim), rel=ROUNDING)
         assert reached == pytest.approx(plan.mu, rel=ROUNDING)
 
     def test_the_worst_of_any_pattern_reaches_the_promise(self) -> None:
@@ -182,28 +210,67 @@ class TestExactly:
 
     def test_nobody_is_charged_less_than_the_best_test_tells(self, training: CarriedTraining) -> None:
         for first in range(training.plan.separation):
-            reached = training.mu(training.seen, training.first_of(first))
+            reached = training.seen.mu(training.first_of(first))
             assert reached <= training.charged(training.visits_of(first)) * (1.0 + ROUNDING)
 
     def test_no_other_weights_tell_more(self, training: CarriedTraining) -> None:
-        seen, most = training.seen, training.mu(training.seen)
+        seen, most = training.seen, training.seen.mu(training.victim)
         best, draws = seen.best_weights(training.victim), np.random.default_rng(1)
         for scale in (1e-3, 0.03, 1.0):
             for _ in range(20):
                 weights = best + scale * np.abs(best).max() * draws.standard_normal(best.size)
                 assert seen.mu(training.victim, weights) < most
         for rounds in ([0], [0, 1], [4, 5], [7, 8, 9], training.visits, range(training.plan.horizon)):
-            assert abs(seen.mu(training.victim, added_up(seen, rounds))) < most
+            assert abs(seen.mu(training.victim, seen.added_up(rounds))) < most
+
+
+def without_carried(plan: Committed, _: list[int]) -> World:
+    return honest_world(plan).without(is_carried)
+
+
+def split_by_horizon(plan: Committed, visits: list[int]) -> World:
+    """All but the victim believe that each of its rounds is the last: they add nothing that the next would take out."""
+    world, victim, noises = honest_world(plan), first_client(plan, visits), []
+    for variance, signs in world.noises:
+        who, number, _ = adder(signs) if is_carried(signs) else (victim, -1, 0)
+        silent = number in visits and who != victim
+        noises.append((variance, {u: s for u, s in signs.items() if s < 0} if silent else signs))
+    return World(world.uploads, noises)
+
+
+def seated_again(plan: Committed, visits: list[int]) -> World:
+    seats = [cohort(plan, number) for number in range(plan.horizon)]
+    for number in visits:
+        if number + 1 < plan.horizon:
+            seats[number + 1][0] = first_client(plan, visits)
+    return honest_world(plan, seats)
+
+
+def repeated_after(plan: Committed, visits: list[int], *, again: bool) -> World:
+    return repeated_world(plan, [t + 1 for t in visits if t + 1 < plan.horizon], again=again)
+
+
+# What each server makes of a run with its rule off, by our own count, where that is one run.
+BENT: dict[str, Callable[[Committed, list[int]], World]] = {
+    "each round is the last": without_carried,
+    "calls cohorts dropped": without_carried,
+    "repeats: senders": partial(repeated_after, again=True),
+    "repeats: receivers": lambda plan, visits: repeated_world(plan, [t for t in visits if t], again=True),
+    "different horizons": split_by_horizon,
+    "seats a client again": seated_again,
+    "replaces the next cohort": lambda plan, visits: honest_world(plan).against(
+        {client for number in visits for client in cohort(plan, number + 1)}
+    ),
+}
 
 
 class TestServers:
     """Each server with its rule off and on: what is reached by our own count, and that the rule holds it."""
 
     @pytest.mark.parametrize("name", SERVERS)
-    def test_the_rule_makes_the_difference(self, outcomes: dict[str, ServerGain], name: str) -> None:
-        off, on = outcomes[name].off, outcomes[name].on
-        assert off[0] > 1.02 * off[1]
-        assert on[0] <= on[1] * (1.0 + ROUNDING)
+    def test_the_rule_makes_the_difference(self, outcomes: Gains, name: str) -> None:
+        assert outcomes[name].off.ratio > 1.02
+        assert outcomes[name].on.ratio <= 1.0 + ROUNDING
 
     @pytest.mark.parametrize(("rounds", "separation"), [(13, 4), (9, 2), (7, 6)])
     def test_runs_of_other_lengths(self, rounds: int, separation: int) -> None:
@@ -214,80 +281,59 @@ class TestServers:
         training, colluders, dropped = map(CarriedTraining, plans)
         for server in SERVERS.values():
             found = server(training, Assumed(colluders, dropped, SimStream(3)))
-            assert found.on[0] <= found.on[1] * (1.0 + ROUNDING)
-            assert found.off[0] > 0.9 * found.off[1]
+            assert found.on.ratio <= 1.0 + ROUNDING
+            assert found.off.ratio > 0.9
 
-    def test_each_round_the_last(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
-        bare = honest_world(training.plan).without(is_carried).mu(training.victim)
-        assert outcomes["each round is the last"].off[0] == pytest.approx(bare, rel=ROUNDING)
-        assert outcomes["calls cohorts dropped"].off[0] == pytest.approx(bare, rel=ROUNDING)
+    @pytest.mark.parametrize("name", BENT)
+    def test_what_is_reached_without_the_rule(
+        self, outcomes: Gains, training: CarriedTraining, name: str
+    ) -> None:
+        reached = BENT[name](training.plan, list(training.visits)).mu(training.victim)
+        assert outcomes[name].off.reached == pytest.approx(reached, rel=ROUNDING)
 
-    def test_an_early_end(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
-        plan, world, best = training.plan, honest_world(training.plan), {"on": (0.0, 1.0), "off": (0.0, 1.0)}
+    def test_a_repeated_round_that_subtracts_nothing(
+        self, outcomes: Gains, training: CarriedTraining
+    ) -> None:
+        reached = repeated_after(training.plan, list(training.visits), again=False).mu(training.victim)
+        assert outcomes["repeats: senders"].on.reached == pytest.approx(reached, rel=ROUNDING)
+
+    def test_an_early_end(self, outcomes: Gains, training: CarriedTraining) -> None:
+        plan, world, off, on = training.plan, honest_world(training.plan), [], []
         for first in range(plan.separation):
+            client = plan.noise.participants * first
             for end in range(first + 1, plan.horizon):
                 hidden = [upload for upload in world.uploads if upload[1] >= end]
-                visits = list(range(first, end, plan.separation))
-                matrix = plan.matrix[np.ix_(visits, visits)]
-                client = plan.noise.participants * first
+                paid = charged(plan, list(range(first, end, plan.separation)))
                 cut = world.without(lambda signs, last=end - 1: is_carried(signs) and adder(signs)[1] == last)
-                for rule, seen in (("on", world), ("off", cut)):
-                    pair = (seen.mu(client, hidden=hidden), math.sqrt(matrix.sum()))
-                    best[rule] = max(best[rule], pair, key=lambda one: one[0] / one[1])
-        assert outcomes["ends early"].on == pytest.approx(best["on"], rel=1e-8)
-        assert outcomes["ends early"].off == pytest.approx(best["off"], rel=1e-8)
+                on.append((world.mu(client, hidden=hidden), paid))
+                off.append((cut.mu(client, hidden=hidden), paid))
+        assert both(outcomes["ends early"]) == (worst(off), worst(on))
 
-    def test_repeated_rounds(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
-        plan, victim, visits = training.plan, training.victim, training.visits
-        after = [t + 1 for t in visits if t + 1 < plan.horizon]
-        senders = outcomes["repeats: senders"]
-        assert senders.off[0] == pytest.approx(
-            repeated_world(plan, after, again=True).mu(victim), rel=ROUNDING
-        )
-        assert senders.on[0] == pytest.approx(
-            repeated_world(plan, after, again=False).mu(victim), rel=ROUNDING
-        )
-        own = repeated_world(plan, [t for t in visits if t], again=True)
-        assert outcomes["repeats: receivers"].off[0] == pytest.approx(own.mu(victim), rel=ROUNDING)
-
-    def test_those_who_come_after_a_repeated_round(
-        self, outcomes: dict[str, ServerGain], training: CarriedTraining
-    ) -> None:
+    def test_those_who_come_after_a_repeated_round(self, outcomes: Gains, training: CarriedTraining) -> None:
         plan = training.plan
-        found = []
-        for first in range(plan.separation):
-            visits = list(range(first, plan.horizon, plan.separation))
-            before = [t - 1 for t in visits if t > 0]
-            for repeated in (before, *([one] for one in before)):
-                reached = repeated_world(plan, repeated, again=False).mu(plan.noise.participants * first)
-                found.append((reached, math.sqrt(plan.matrix[np.ix_(visits, visits)].sum())))
-        worst = max(found, key=lambda one: one[0] / one[1])
-        assert outcomes["repeats: those after"].off == pytest.approx(worst, rel=1e-8)
+        found = [
+            (repeated_world(plan, repeated, again=False).mu(client), paid)
+            for client, paid, repeated in followers(plan)
+        ]
+        assert both(outcomes["repeats: those after"])[0] == worst(found)
         most = max(reached for reached, _ in found)
         assert most > plan.mu, "the promise itself would be broken, not only a client's own charge"
 
     def test_rounds_that_failed_before_their_list_was_fixed(
-        self, outcomes: dict[str, ServerGain], training: CarriedTraining
+        self, outcomes: Gains, training: CarriedTraining
     ) -> None:
-        plan, whole, best = training.plan, honest_world(training.plan), {"on": (0.0, 1.0), "off": (0.0, 1.0)}
-        for first in range(plan.separation):
-            visits = list(range(first, plan.horizon, plan.separation))
-            before = [t - 1 for t in visits if t > 0]
-            for failed in (before, *([one] for one in before)):
-                hidden = [upload for upload in whole.uploads if upload[1] in failed]
-                bare = whole.without(lambda signs, failed=failed: adder(signs)[1] in failed)
-                for rule, seen in (("on", whole), ("off", bare)):
-                    reached = seen.mu(plan.noise.participants * first, hidden=hidden)
-                    pair = (reached, math.sqrt(plan.matrix[np.ix_(visits, visits)].sum()))
-                    best[rule] = max(best[rule], pair, key=lambda one: one[0] / one[1])
-        assert outcomes["skips rounds"].off == pytest.approx(best["off"], rel=1e-8)
-        assert outcomes["skips rounds"].on == pytest.approx(best["on"], rel=1e-8)
+        whole, off, on = honest_world(training.plan), [], []
+        for client, paid, failed in followers(training.plan):
+            hidden = [upload for upload in whole.uploads if upload[1] in failed]
+            bare = whole.without(lambda signs, failed=failed: adder(signs)[1] in failed)
+            on.append((whole.mu(client, hidden=hidden), paid))
+            off.append((bare.mu(client, hidden=hidden), paid))
+        assert both(outcomes["skips rounds"]) == (worst(off), worst(on))
 
     def test_who_is_told_another_horizon_shares_nothing(self, training: CarriedTraining) -> None:
-        plan, seen, draws = training.plan, training.seen, np.random.default_rng(4)
+        plan, world, draws = training.plan, honest_world(training.plan), np.random.default_rng(4)
         for part in (0.1, 0.3, 0.5, 0.7, 0.9) * 3:
             group = draws.random(plan.noise.participants * plan.separation) < part
-            world = honest_world(plan)
             noises = []
             for variance, signs in world.noises:
                 if len({bool(group[client]) for client, _, _ in signs}) == 1:
@@ -296,50 +342,17 @@ class TestServers:
                     noises += [(variance, {upload: sign}) for upload, sign in signs.items()]
             reached = World(world.uploads, noises).mu(training.victim)
             assert reached <= plan.mu * (1.0 + ROUNDING)
-            side = np.append(group[seen.clients], False)
-            split = side[seen.shares.added] != side[seen.shares.taken]
-            assert training.mu(seen.with_shares(seen.shares.apart(split))) == pytest.approx(
-                reached, rel=ROUNDING
-            )
+            split = split_horizons(training.seen, group).mu(training.victim)
+            assert split == pytest.approx(reached, rel=ROUNDING)
 
-    def test_horizons_that_are_not_in_the_seeds(
-        self, outcomes: dict[str, ServerGain], training: CarriedTraining
-    ) -> None:
-        world, victim, visits = honest_world(training.plan), training.victim, set(training.visits)
-        noises = []
-        for variance, signs in world.noises:
-            who, number, _ = adder(signs) if is_carried(signs) else (victim, -1, 0)
-            silent = number in visits and who != victim
-            noises.append((variance, {u: s for u, s in signs.items() if s < 0} if silent else signs))
-        reached = World(world.uploads, noises).mu(victim)
-        assert outcomes["different horizons"].off[0] == pytest.approx(reached, rel=ROUNDING)
-
-    def test_a_client_seated_again(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
-        plan, victim = training.plan, training.victim
-        seats = [cohort(plan, number) for number in range(plan.horizon)]
-        for number in training.visits:
-            if number + 1 < plan.horizon:
-                seats[number + 1][0] = victim
-        found = outcomes["seats a client again"]
-        assert found.off[0] == pytest.approx(honest_world(plan, seats).mu(victim), rel=ROUNDING)
-        assert "round 1 comes 1 after round 0" in found.ending
-
-    def test_refusals_are_the_accounts_own(
-        self, outcomes: dict[str, ServerGain], training: CarriedTraining
-    ) -> None:
+    def test_refusals_are_the_accounts_own(self, outcomes: Gains, training: CarriedTraining) -> None:
         for name in ("repeats: receivers", "seats a client again"):
             assert outcomes[name].ending.startswith("refused: round")
+        assert "round 1 comes 1 after round 0" in outcomes["seats a client again"].ending
         # Where clients may come back at once, nothing refuses the second seat, and the outcome says so.
         lax = CarriedTraining(replace(training.plan, separation=1))
         found = SERVERS["seats a client again"](lax, None)  # type: ignore[arg-type]
         assert (found.on, found.ending) == (found.off, "not refused")
-
-    def test_a_cohort_of_strangers(self, outcomes: dict[str, ServerGain], training: CarriedTraining) -> None:
-        plan, victim = training.plan, training.victim
-        theirs = {client for number in training.visits for client in cohort(plan, number + 1)}
-        world = honest_world(plan).without(lambda signs: any(client in theirs for client, _, _ in signs))
-        world.uploads = [upload for upload in world.uploads if upload[0] not in theirs]
-        assert outcomes["replaces the next cohort"].off[0] == pytest.approx(world.mu(victim), rel=ROUNDING)
 
     def test_what_repairs_reveal(self, assumed: Assumed) -> None:
         """All shares of one client in each round, whoever it is: of others than the victim, which has its self-mask."""
@@ -358,24 +371,23 @@ class TestServers:
 
 
 def test_a_repeated_round_has_new_uploads_and_keeps_the_old(training: CarriedTraining) -> None:
-    twice = repeat_rounds(training.seen, [3, 6], subtract_again=False)
-    assert twice.clients.size == training.seen.clients.size + 2 * training.plan.noise.participants
-    assert np.all(twice.shares.again < 0)
-    again = repeat_rounds(training.seen, [3], subtract_again=True).shares
-    assert np.sum(again.again >= 0) == training.plan.noise.participants**2
+    m, seen = training.plan.noise.participants, training.seen
+    repeated = [seen.repeat([3, 6], subtract_again=again) for again in (False, True)]
+    assert [one.clients.size for one in repeated] == [seen.clients.size + 2 * m] * 2
+    once, again = (np.asarray(-one.signs.minimum(0.0).sum(axis=0)) for one in repeated)
+    assert once.max() == 1, "no share is subtracted twice"
+    assert np.sum(again == 2) == 2 * m**2
 
 
 def test_played_runs_show_the_exact_mu(training: CarriedTraining) -> None:
     seen, victim = training.seen, training.victim
     weights = [
         seen.best_weights(victim),
-        added_up(seen, (0, 1)),
-        added_up(seen, range(training.plan.horizon)),
+        seen.added_up((0, 1)),
+        seen.added_up(range(training.plan.horizon)),
         seen.move(victim),
     ]
-    scores = play_scores(seen, victim, weights, runs=2000, stream=SimStream(6), progress=lambda *_: None)
-    for number, chosen in enumerate(weights):
-        found = measure_mu(scores[0][number], scores[1][number], 1.0 - RARE)
+    for found, chosen in zip(played(seen, victim, weights, 2000, SimStream(6)), weights, strict=True):
         assert found.low < seen.mu(victim, chosen) < found.high
         assert found.proved < found.high
 
@@ -383,7 +395,8 @@ def test_played_runs_show_the_exact_mu(training: CarriedTraining) -> None:
 def test_the_measure_knows_two_normal_distributions_apart() -> None:
     draws = np.random.default_rng(2)
     for mu in (0.0, 0.5, 3.0):
-        found = measure_mu(draws.standard_normal(20_000), mu + draws.standard_normal(20_000), 1.0 - RARE)
+        scores = CanaryScores(draws.standard_normal(20_000), mu + draws.standard_normal(20_000))
+        found = measure_mu(scores, 1.0 - RARE)
         assert found.low < mu < found.high
         assert found.high - found.low < 0.2
         assert found.proved <= mu
@@ -435,48 +448,21 @@ def test_audit_over_many_runs(case: str) -> None:
     """The claim lies in the interval, nothing above it is proved, and one of 0.95 of it would be caught."""
     plan = make_plan(m=6, rounds=12, separation=4, collusion=0.0 if case == "complete" else 1 / 3)
     training = CarriedTraining(plan)
-    claimed, seen = training.claimed, against_colluders(training)
-    scores = play_scores(
-        seen,
-        training.victim,
-        [seen.best_weights(training.victim)],
-        runs=200_000,
-        stream=SimStream(21).child(case),
-        progress=lambda *_: None,
-    )
-    found = measure_mu(scores[0][0], scores[1][0], 1.0 - RARE)
+    claimed, seen, victim = training.claimed, training.seen_by_colluders, training.victim
+    [found] = played(seen, victim, [seen.best_weights(victim)], 200_000, SimStream(21).child(case))
     assert found.low < claimed < found.high
     assert found.proved <= claimed
     assert found.low > 0.95 * claimed
 
 
-class TestExperiment:
-    def test_findings(self) -> None:
-        experiment = CarriedExperiment(clients=5, rounds=9, separation=3, colluders=1, dropped=1, runs=400)
-        findings = experiment.start()
-        experiment.run(findings, no_progress)
-        rows = {(row["attack"], row["rule"]): row for row in findings.rows}
-        assert {name for name, rule in rows if rule} == set(SERVERS)
-        assert rows["likelihood ratio", None]["outcome"] == "reaches the claim"
-        for (_, rule), row in rows.items():
-            assert rule == "off" or row["ratio"] <= 1.0 + ROUNDING
-            assert rule != "off" or row["outcome"] == "more than was charged"
-        assert rows["seats a client again", "on"]["outcome"].startswith("refused")
-
-    @pytest.mark.parametrize(
-        ("options", "flag"),
-        [
-            ({"clients": 3}, "--colluders"),
-            ({"clients": 6, "colluders": 5}, "--colluders"),
-            ({"rounds": 10}, "--separation"),
-            ({"separation": 1}, "--separation"),
-            ({"dropped": 11}, "--dropped"),
-            ({"confidence": 1.0}, "--confidence"),
-            ({"kappa": 0.0}, "--kappa"),
-            ({"runs": 10}, "--runs"),
-        ],
-    )
-    def test_bad_options(self, options: dict[str, Any], flag: str) -> None:
-        with pytest.raises(ConfigError) as caught:
-            CarriedExperiment(**options).start()
-        assert caught.value.field == flag
+def test_findings() -> None:
+    experiment = CarriedExperiment(clients=5, rounds=9, separation=3, colluders=1, dropped=1, runs=400)
+    findings = experiment.start()
+    experiment.run(findings, no_progress)
+    rows = {(row["attack"], row["rule"]): row for row in findings.rows}
+    assert {name for name, rule in rows if rule} == set(SERVERS)
+    assert rows["likelihood ratio", None]["outcome"] == "reaches the claim"
+    for (_, rule), row in rows.items():
+        assert rule == "off" or row["ratio"] <= 1.0 + ROUNDING
+        assert rule != "off" or row["outcome"] == "more than was charged"
+    assert rows["seats a client again", "on"]["outcome"].startswith("refused")

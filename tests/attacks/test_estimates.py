@@ -6,15 +6,22 @@ rate at which it would fail by chance.
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from niss.accounting import Plan
-from niss.attacks.estimates import best_coordinates, estimate_alone, estimate_jointly, projected_out
-from niss.attacks.observation import Observation
+from niss.attacks.estimates import (
+    Observation,
+    best_coordinates,
+    estimate_alone,
+    estimate_jointly,
+    projected_out,
+)
 from niss.attacks.rounds import SimulatedRound, recovered_fraction, relative_error, simulate_round
 from niss.errors import ConfigError
 from niss.randomness import SimStream
@@ -26,6 +33,7 @@ GENERATOR = np.random.default_rng(3)
 UPDATES = GENERATOR.normal(size=(CLIENTS, COORDINATES)) / np.sqrt(COORDINATES)
 WEIGHTS = np.zeros(COORDINATES)
 OTHERS = range(1, CLIENTS)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "attack_upload.py"
 
 
 def stage(plan: Plan, colluders: tuple[int, ...] = (), seed: int = 5, **known: object) -> SimulatedRound:
@@ -207,3 +215,15 @@ def test_the_predicted_fraction_is_what_is_reached() -> None:
     reached = recovered_fraction(guess.update, staged.updates[0])
     assert 0.2 < reached < 0.999
     assert reached == pytest.approx(staged.predicted_fraction(0), abs=0.02)
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands, and prints what the guide says it shows."""
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    values = {line[:28].strip(): line[28:].split() for line in lines[1:]}
+    assert values["tau = 0, all uploads"][2] == "100.0%"
+    for hidden in ("tau = 0, one upload alone", "calibrated, all uploads"):
+        assert float(values[hidden][2].rstrip("%")) <= 0.1
+    for error, predicted, _ in list(values.values())[::2]:
+        assert float(error) == pytest.approx(float(predicted), rel=0.05)

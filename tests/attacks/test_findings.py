@@ -7,52 +7,48 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
 import niss.attacks
-from niss.attacks import EXPERIMENTS, load_experiment
-from niss.attacks.audit import AuditExperiment
-from niss.attacks.average import AverageExperiment, RerunExperiment
-from niss.attacks.carried import CarriedExperiment
-from niss.attacks.collude import ColludeExperiment
-from niss.attacks.experiment import (
-    Experiment,
-    Findings,
-    Help,
-    drawn,
-    no_progress,
-    write_results,
-)
-from niss.attacks.fake_dropout import FakeDropoutExperiment
-from niss.attacks.invert import DlgExperiment, InvertExperiment, JointExperiment
+from niss.attacks import EXPERIMENTS, Experiment, Findings, load_experiment
+from niss.attacks.experiment import Help, drawn, no_progress, write_results
 from niss.charts import Curves, charts_from_json
 from niss.errors import ConfigError
 
-CASES: dict[str, Experiment] = {
-    "dlg": DlgExperiment(methods=("niss",), clients=3, iterations=3, restarts=1),
-    "joint": JointExperiment(clients=4, points=3, iterations=3, restarts=1),
-    "invert": InvertExperiment(methods=("fedavg",), clients=3, iterations=3, restarts=1),
-    "collude": ColludeExperiment(
-        clients=6, neighbours=2.0, rhos=(0.0, 1.0), points=2, hidden=2, distortions=("additive",)
-    ),
-    "average": AverageExperiment(clients=3, rounds=4),
-    "fake-dropout": FakeDropoutExperiment(clients=6),
-    "rerun": RerunExperiment(clients=3, repeats=2),
-    "carried": CarriedExperiment(clients=4, rounds=6, separation=3, colluders=1, dropped=1, runs=100),
-    "audit": AuditExperiment(rounds=200),
+# Options with which each attack is quick.
+CASES: dict[str, dict[str, Any]] = {
+    "dlg": {"methods": ("niss",), "clients": 3, "iterations": 3, "restarts": 1},
+    "joint": {"clients": 4, "points": 3, "iterations": 3, "restarts": 1},
+    "invert": {"methods": ("fedavg",), "clients": 3, "iterations": 3, "restarts": 1},
+    "collude": {
+        **{"clients": 6, "neighbours": 2.0, "rhos": (0.0, 1.0), "points": 2, "hidden": 2},
+        "distortions": ("additive",),
+    },
+    "average": {"clients": 3, "rounds": 4},
+    "fake-dropout": {"clients": 6},
+    "rerun": {"clients": 3, "repeats": 2},
+    "carried": {"clients": 4, "rounds": 6, "separation": 3, "colluders": 1, "dropped": 1, "runs": 100},
+    "audit": {"rounds": 200},
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_found_is_drawn_without_a_display(name: str, tmp_path: Path) -> None:
-    experiment = CASES[name]
+def found(name: str, **options: Any) -> tuple[Experiment, Findings]:
+    """The attack, and what it finds."""
+    experiment = load_experiment(name)(**options)
     findings = experiment.start()
     assert drawn(experiment, findings) == ([], []), "nothing found, nothing drawn"
     experiment.run(findings, no_progress)
     assert findings.finished
+    assert findings.headline
+    return experiment, findings
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_found_is_drawn_without_a_display(name: str, tmp_path: Path) -> None:
+    experiment, findings = found(name, **CASES[name])
     for row in findings.rows:
         assert set(findings.columns) <= set(row) or "refusal" in row
     charts, strips = drawn(experiment, findings)
@@ -80,19 +76,14 @@ def test_findings_are_plain_json() -> None:
 
 
 def test_the_same_seed_finds_the_same() -> None:
-    found = []
-    for _ in range(2):
-        findings = (experiment := AuditExperiment(rounds=300, seed=9)).start()
-        experiment.run(findings, no_progress)
-        found.append(findings.to_json())
-    assert found[0] == found[1]
+    first, second = (found("audit", rounds=300, seed=9)[1].to_json() for _ in range(2))
+    assert first == second
 
 
 def test_the_list_of_experiments_is_that_of_the_commands() -> None:
     assert set(EXPERIMENTS) == set(CASES)
     for name in EXPERIMENTS:
         experiment = load_experiment(name)
-        assert type(CASES[name]) is experiment
         assert experiment.name == name
         assert experiment.summary.endswith(".")
         assert all(line.startswith(f"niss attack {name}") for line in experiment.examples)
@@ -116,41 +107,46 @@ def test_every_option_has_a_help_and_a_default(name: str) -> None:
         assert note.least is None or value >= note.least
 
 
-def test_options_out_of_range_are_refused_by_their_flag() -> None:
-    for experiment, flag in (
-        (AverageExperiment(rounds=0), "--rounds"),
-        (FakeDropoutExperiment(clients=5), "--clients"),
-        (InvertExperiment(total_variation=-1.0), "--tv"),
-        (InvertExperiment(model="vgg"), "--model"),
-        (InvertExperiment(methods=("secagg-ddg",)), "--methods"),
-        (ColludeExperiment(distortions=("scalar", "scalar")), "--distortions"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            experiment.start()
-        assert caught.value.field == flag
+@pytest.mark.parametrize(
+    ("name", "options", "flag"),
+    [
+        ("average", {"rounds": 0}, "--rounds"),
+        ("fake-dropout", {"clients": 5}, "--clients"),
+        ("invert", {"total_variation": -1.0}, "--tv"),
+        ("invert", {"model": "vgg"}, "--model"),
+        ("invert", {"methods": ("secagg-ddg",)}, "--methods"),
+        ("collude", {"distortions": ("scalar", "scalar")}, "--distortions"),
+        ("carried", {"clients": 3}, "--colluders"),
+        ("carried", {"clients": 6, "colluders": 5}, "--colluders"),
+        ("carried", {"rounds": 10}, "--separation"),
+        ("carried", {"separation": 1}, "--separation"),
+        ("carried", {"dropped": 11}, "--dropped"),
+        ("carried", {"confidence": 1.0}, "--confidence"),
+        ("carried", {"kappa": 0.0}, "--kappa"),
+        ("carried", {"runs": 10}, "--runs"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_their_flag(
+    name: str, options: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(name)(**options).start()
+    assert caught.value.field == flag
 
 
-def test_options_can_be_read_without_anything_heavy() -> None:
-    code = (
-        "import sys\n"
-        "from niss.attacks import EXPERIMENTS, load_experiment\n"
-        "assert all(load_experiment(name)() for name in EXPERIMENTS)\n"
-        "heavy = ('torch', 'scipy', 'matplotlib', 'pydantic', 'numpy')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_an_audit_needs_no_torch() -> None:
-    code = (
-        "import sys\n"
-        "from niss.attacks.audit import AuditExperiment\n"
-        "experiment = AuditExperiment(rounds=200)\n"
-        "experiment.run(experiment.start(), lambda *_: None)\n"
-        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("done", "heavy"),
+    [
+        ("all(load_experiment(name)() for name in EXPERIMENTS)", "torch scipy matplotlib pydantic numpy"),
+        ("(audit := load_experiment('audit')(rounds=200)).run(audit.start(), print)", "torch matplotlib"),
+    ],
+    ids=["options are read", "an audit is run"],
+)
+def test_what_is_done_without_anything_heavy(done: str, heavy: str) -> None:
+    code = f"import sys; from niss.attacks import EXPERIMENTS, load_experiment; {done}; "
+    code += f"sys.exit([name for name in {heavy.split()} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stderr == "[]\n", "what was loaded, or went wrong"
 
 
 def test_names_of_the_room() -> None:
@@ -159,11 +155,8 @@ def test_names_of_the_room() -> None:
 
 
 def test_a_method_without_a_guarantee_is_marked_in_the_chart_of_its_losses() -> None:
-    experiment = DlgExperiment(
-        plan="paper", methods=("dp-fedavg", "niss"), clients=3, iterations=3, restarts=1
-    )
-    findings = experiment.start()
-    experiment.run(findings, no_progress)
+    options = {"plan": "paper", "methods": ("dp-fedavg", "niss")}
+    experiment, findings = found("dlg", **CASES["dlg"] | options)
     [chart], _ = drawn(experiment, findings)
     assert isinstance(chart, Curves)
     assert [one.name for one in chart.series] == ["dp-fedavg", "niss (unprotected)"]

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import warnings
 
+import click
 import pytest
+import typer
 
-with warnings.catch_warnings():
-    # Some releases of typer use names that click has deprecated.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import click
-    import typer
+from niss.cli import app
 
-    from niss.cli import app
-
-    ROOT = typer.main.get_command(app)
+ROOT = typer.main.get_command(app)
 
 
 def commands(command: click.Command, *path: str) -> dict[tuple[str, ...], click.Command]:

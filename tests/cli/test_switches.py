@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-with warnings.catch_warnings():
-    # Some releases of typer use names that click has deprecated.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from typer.testing import CliRunner
-
-    from niss.cli import app
-
+from niss.cli import app
 from niss.cli.terminal import is_quiet
 
 KEY = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"

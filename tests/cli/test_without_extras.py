@@ -40,20 +40,20 @@ def without(packages: str, *arguments: str, cwd: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize(
-    ("package", "arguments", "purpose", "requirement"),
+    ("package", "line", "purpose", "requirement"),
     [
-        ("torch", ["run", "--rounds", "1"], "trains models", "'niss[train]'"),
-        ("torch", ["compare", "--rounds", "1"], "trains models", "'niss[train]'"),
-        ("torch", ["attack", "dlg"], "trains models", "'niss[train]'"),
-        ("torch", ["attack", "invert"], "trains models", "'niss[train]'"),
-        ("matplotlib", ["plan", "--participants", "12", "--plot", "x.png"], "draws figures", "matplotlib"),
-        ("fastapi", ["ui", "--no-open", "--port", "0"], "serves HTTP", "'niss[tracker,ui]'"),
+        ("torch", "run --rounds 1", "trains models", "'niss[train]'"),
+        ("torch", "compare --rounds 1", "trains models", "'niss[train]'"),
+        ("torch", "attack dlg", "trains models", "'niss[train]'"),
+        ("torch", "attack invert", "trains models", "'niss[train]'"),
+        ("matplotlib", "plan --participants 12 --plot x.png", "draws figures", "matplotlib"),
+        ("fastapi", "ui --no-open --port 0", "serves HTTP", "'niss[tracker,ui]'"),
     ],
 )
 def test_a_command_says_what_to_install(
-    tmp_path: Path, package: str, arguments: list[str], purpose: str, requirement: str
+    tmp_path: Path, package: str, line: str, purpose: str, requirement: str
 ) -> None:
-    done = without(package, *arguments, cwd=tmp_path)
+    done = without(package, *line.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-2:] == [
         f"error: this command {purpose} and needs {package}",
@@ -63,39 +63,30 @@ def test_a_command_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "line",
     [
-        ["--help"],
-        ["run", "--help"],
-        ["attack", "--help"],
-        ["plan", "--participants", "12"],
-        ["data", "list"],
-        ["keys", "new", "--out", "my.key"],
-        ["tracker", "--help"],
-        ["reproduce", "--help"],
-        ["reproduce", "readings"],
+        *(
+            "--help",
+            "run --help",
+            "attack --help",
+            "tracker --help",
+            "reproduce --help",
+            "reproduce readings",
+        ),
+        *("plan --participants 12", "data list", "keys new --out my.key", "reproduce figure-4 --dry-run"),
     ],
-    ids=" ".join,
 )
-def test_what_trains_and_draws_nothing_needs_neither_torch_nor_matplotlib(
-    tmp_path: Path, arguments: list[str]
-) -> None:
-    done = without("torch,matplotlib,flwr,fastapi", *arguments, cwd=tmp_path)
+def test_what_trains_and_draws_nothing_needs_neither_torch_nor_matplotlib(tmp_path: Path, line: str) -> None:
+    hidden = "matplotlib" if "figure-4" in line else "torch,matplotlib,flwr,fastapi"
+    done = without(hidden, *line.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_runs_are_read_without_torch_and_matplotlib(tmp_path: Path) -> None:
-    small = [
-        *("--rounds", "1", "--clients", "20", "--participants", "5"),
-        *("--set", "data.samples_per_client=4", "--set", "model.hidden=[4]"),
-    ]
-    assert without("none", "run", *small, "--out", "r", "-q", cwd=tmp_path).returncode == 0
-    for arguments in (
-        ["account", "r"],
-        ["account", "r", "--csv", "a.csv"],
-        ["export", "r", "--csv", "m.csv"],
-    ):
-        done = without("torch,matplotlib", *arguments, cwd=tmp_path)
+    small = "--rounds 1 --clients 20 --participants 5 --set data.samples_per_client=4 --set model.hidden=[4]"
+    assert without("none", "run", *small.split(), "--out", "r", "-q", cwd=tmp_path).returncode == 0
+    for line in ("account r", "account r --csv a.csv", "export r --csv m.csv"):
+        done = without("torch,matplotlib", *line.split(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.csv").exists()
     assert (tmp_path / "m.csv").exists()

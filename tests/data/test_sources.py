@@ -12,7 +12,7 @@ import pytest
 
 from niss.data import Dataset, fetch_dataset, list_datasets, load_dataset
 from niss.data.catalog import CATALOG, CIFAR10, MNIST, CifarLayout, Digest, EmbeddedLayout
-from niss.data.sources import fetch_spec, load_spec, search_roots, user_cache
+from niss.data.sources import search_roots, user_cache
 from niss.errors import ConfigError, DataError
 
 MNIST_NAMES = [
@@ -43,7 +43,7 @@ def sha256s(files: Mapping[str, bytes]) -> dict[str, str]:
 def test_idx_files_are_found_and_decoded(idx_miniature, tmp_path):
     miniature = idx_miniature()
     miniature.put_into(tmp_path)
-    assert_same(load_spec(miniature.spec, root=tmp_path, download=False), miniature)
+    assert_same(load_dataset(miniature.spec, root=tmp_path, download=False), miniature)
 
 
 @pytest.mark.parametrize("loose", [True, False])
@@ -51,7 +51,7 @@ def test_idx_files_are_found_and_decoded(idx_miniature, tmp_path):
 def test_records_are_read_loose_or_from_the_archive(cifar_miniature, tmp_path, loose, label_bytes):
     miniature = cifar_miniature(loose=loose, label_bytes=label_bytes)
     miniature.put_into(tmp_path)
-    assert_same(load_spec(miniature.spec, root=tmp_path, download=False), miniature)
+    assert_same(load_dataset(miniature.spec, root=tmp_path, download=False), miniature)
 
 
 def test_an_archive_with_a_forged_member_is_refused(cifar_miniature, tmp_path):
@@ -60,25 +60,25 @@ def test_an_archive_with_a_forged_member_is_refused(cifar_miniature, tmp_path):
     forged = replace(layout, digests=layout.digests | {"test_batch.bin": Digest("sha256", "0" * 64)})
     miniature.put_into(tmp_path)
     with pytest.raises(DataError, match=r"test_batch.bin in cifar-10-binary.tar.gz .* should be 0000"):
-        load_spec(replace(miniature.spec, layout=forged), root=tmp_path)
+        load_dataset(replace(miniature.spec, layout=forged), root=tmp_path)
 
 
 def test_labels_beyond_the_classes_are_refused(idx_miniature, tmp_path):
     miniature = idx_miniature()
     miniature.put_into(tmp_path)
     with pytest.raises(DataError, match=r"labels must lie in 0 \.\. 1"):
-        load_spec(replace(miniature.spec, classes=2), root=tmp_path)
+        load_dataset(replace(miniature.spec, classes=2), root=tmp_path)
 
 
 def test_loading_downloads_into_the_cache_once(idx_miniature, server, cache):
     miniature = idx_miniature(server.url)
     server.files.update(miniature.files)
     seen = set()
-    first = load_spec(miniature.spec, progress=lambda name, *_: seen.add(name))
+    first = load_dataset(miniature.spec, progress=lambda name, *_: seen.add(name))
     assert_same(first, miniature)
     assert seen == set(MNIST_NAMES)
     assert {path.name for path in (cache / "mnist").iterdir()} == set(MNIST_NAMES)
-    assert_same(load_spec(miniature.spec), miniature)
+    assert_same(load_dataset(miniature.spec), miniature)
     assert len(server.requests) == 4
 
 
@@ -86,32 +86,32 @@ def test_a_root_is_where_downloads_go_and_all_that_is_searched(idx_miniature, se
     miniature = idx_miniature(server.url)
     server.files.update(miniature.files)
     miniature.put_into(cache)
-    assert fetch_spec(miniature.spec, root=tmp_path / "mine") == tmp_path / "mine" / "mnist"
+    assert fetch_dataset(miniature.spec, root=tmp_path / "mine") == tmp_path / "mine" / "mnist"
     assert len(server.requests) == 4
-    assert_same(load_spec(miniature.spec, root=tmp_path / "mine", download=False), miniature)
+    assert_same(load_dataset(miniature.spec, root=tmp_path / "mine", download=False), miniature)
 
 
 def test_fetching_gets_only_what_is_missing(idx_miniature, server, cache):
     miniature = idx_miniature(server.url)
     server.files.update(miniature.files)
     (miniature.put_into(cache) / MNIST_NAMES[2]).unlink()
-    assert fetch_spec(miniature.spec) == cache / "mnist"
+    assert fetch_dataset(miniature.spec) == cache / "mnist"
     assert [name for name, _ in server.requests] == [MNIST_NAMES[2]]
 
 
 def test_fetching_what_is_there_verifies_it(idx_miniature, dead_url, cache):
     miniature = idx_miniature(dead_url)
     folder = miniature.put_into(cache)
-    assert fetch_spec(miniature.spec) == folder
+    assert fetch_dataset(miniature.spec) == folder
     (folder / MNIST_NAMES[1]).write_bytes(b"damaged")
     with pytest.raises(DataError, match=MNIST_NAMES[1]):
-        fetch_spec(miniature.spec)
+        fetch_dataset(miniature.spec)
 
 
 def test_the_archive_is_what_is_fetched_where_loose_files_would_do(cifar_miniature, server, cache):
     miniature = cifar_miniature(server.url)
     server.files.update(miniature.files)
-    assert_same(load_spec(miniature.spec), miniature)
+    assert_same(load_dataset(miniature.spec), miniature)
     assert [path.name for path in (cache / "cifar10").iterdir()] == ["cifar-10-binary.tar.gz"]
 
 
@@ -120,8 +120,8 @@ def test_niss_data_comes_before_the_cache(idx_miniature, cache, tmp_path, monkey
     (miniature.put_into(cache) / MNIST_NAMES[0]).write_bytes(b"damaged, but never looked at")
     miniature.put_into(tmp_path / "shared")
     monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
-    assert_same(load_spec(miniature.spec, download=False), miniature)
-    assert fetch_spec(miniature.spec) == tmp_path / "shared" / "mnist"
+    assert_same(load_dataset(miniature.spec, download=False), miniature)
+    assert fetch_dataset(miniature.spec) == tmp_path / "shared" / "mnist"
 
 
 def test_an_incomplete_niss_data_gives_way_to_the_cache(idx_miniature, cache, tmp_path, monkeypatch):
@@ -129,7 +129,7 @@ def test_an_incomplete_niss_data_gives_way_to_the_cache(idx_miniature, cache, tm
     miniature.put_into(cache)
     (miniature.put_into(tmp_path / "shared") / MNIST_NAMES[0]).unlink()
     monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
-    assert_same(load_spec(miniature.spec, download=False), miniature)
+    assert_same(load_dataset(miniature.spec, download=False), miniature)
 
 
 def test_a_damaged_file_is_named_with_both_checksums_and_the_fix(idx_miniature, cache):
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_named_with_both_checksums_and_the_fix(idx_miniature, 
     path = miniature.put_into(cache) / MNIST_NAMES[3]
     path.write_bytes(b"damaged")
     with pytest.raises(DataError) as caught:
-        load_spec(miniature.spec)
+        load_dataset(miniature.spec)
     expected = miniature.spec.file_sets[-1][3].digest.hexdigest
     assert str(path) in caught.value.message
     assert expected in caught.value.message
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named_with_both_checksums_and_the_fix(idx_miniature, 
 
 def test_when_nothing_can_be_reached_the_hint_names_files_and_folder(idx_miniature, dead_url, cache):
     with pytest.raises(DataError) as caught:
-        load_spec(idx_miniature(dead_url).spec)
+        load_dataset(idx_miniature(dead_url).spec)
     hint = caught.value.hint or ""
     assert dead_url in caught.value.message
     for needed in (*MNIST_NAMES, str(cache / "mnist"), "`niss data get mnist`", "NISS_DATA"):

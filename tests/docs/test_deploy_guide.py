@@ -140,7 +140,10 @@ def test_the_guide_works_between_machines_with_different_names(tmp_path):
         assert "on trust" not in "\n".join(report["statement"]["caveats"])
         for node in NODES:
             ledger = LedgerFile.read(federation.folder(node) / "niss" / "state" / "ledger.jsonl")
-            assert sum(any(mu.joint > 0.0 for mu in entry.mus.values()) for entry in ledger.entries) == 2
+            assert (
+                sum(any(charge.mu2 > 0.0 for charge in entry.charges.values()) for entry in ledger.entries)
+                == 2
+            )
 
 
 def test_the_python_of_the_tracker_runs(tmp_path, monkeypatch):

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from torch import nn
+from typer.testing import CliRunner, Result
 
 import niss
-from niss.accounting.ledger_file import LedgerFile
+from niss.accounting import Charge, LedgerFile, LedgerHeader
+from niss.cli.account import account_command
 from niss.randomness import SimStream
 from support.federation import small_config
-
-with warnings.catch_warnings():
-    # typer meets a name that the newest click deprecates.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import typer
-    from typer.testing import CliRunner, Result
-
-    from niss.cli.account import account_command
 
 app = typer.Typer()
 app.command()(account_command)
@@ -88,14 +82,14 @@ def test_the_numbers_are_those_of_the_statement(comparison: Path) -> None:
 
 def test_one_client_is_shown_round_by_round(comparison: Path) -> None:
     ledger = LedgerFile.read(comparison / "niss" / "ledger.jsonl")
-    rounds = [entry.round for entry in ledger.entries if "3" in entry.mus]
+    rounds = [entry.round for entry in ledger.entries if "3" in entry.charges]
     text = shown(comparison / "niss", "--client", "3")
     rows = [line.split("│") for line in text.splitlines() if "│" in line]
     assert [int(row[0]) for row in rows] == rounds
     assert "client 3: claim epsilon 19.9" in text
     value = json.loads(shown(comparison / "niss", "--client", "3", "--json"))
     assert [one["client"] for one in value["clients"]] == ["3"]
-    assert [list(charge["mus"]) for charge in value["charges"]] == [["3"]] * len(rounds)
+    assert [list(entry["charges"]) for entry in value["entries"]] == [["3"]] * len(rounds)
 
 
 def test_csv_holds_every_charge(comparison: Path, tmp_path: Path) -> None:
@@ -106,7 +100,7 @@ def test_csv_holds_every_charge(comparison: Path, tmp_path: Path) -> None:
     assert {row["mu_joint"] for row in rows if row["method"] == "fedavg"} == {"inf"}
     shown(comparison / "niss", "--csv", tmp_path / "one.csv", "--client", "3")
     ledger = LedgerFile.read(comparison / "niss" / "ledger.jsonl")
-    mine = [entry.mus["3"].joint for entry in ledger.entries if "3" in entry.mus]
+    mine = [entry.charges["3"].joint for entry in ledger.entries if "3" in entry.charges]
     assert [float(row["mu_joint"]) for row in csv.DictReader((tmp_path / "one.csv").open())] == mine
 
 
@@ -163,9 +157,9 @@ def test_errors_come_with_a_hint(
 
 def test_a_heuristic_shows_no_epsilon(tmp_path: Path) -> None:
     with LedgerFile.create(
-        tmp_path / "ledger.jsonl", run="paper", delta=1e-4, unit="nbafl", relation="replace-one"
+        tmp_path / "ledger.jsonl", LedgerHeader(run="paper", delta=1e-4, unit="nbafl", relation="replace-one")
     ) as ledger:
-        ledger.charge(1, 0, {"0": (0.5, 0.1)}, {"heuristic": True})
+        ledger.charge(1, 0, {"0": Charge.of(0.5, 0.1)}, {"heuristic": True})
     text = shown(tmp_path)
     assert "proves nothing" in text
     assert "no guarantee" in text

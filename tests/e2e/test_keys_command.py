@@ -5,21 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import stat
-import warnings
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from niss.cli.services import keys_app as app
 from niss.errors import ConfigError, PrivacyError
 from niss.protocol.keyfile import load_identity
 from niss.protocol.keys import fingerprint
-
-with warnings.catch_warnings():
-    # typer meets a name that the newest click deprecates.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from typer.testing import CliRunner, Result
-
-    from niss.cli.services import keys_app as app
 
 
 def keys(*arguments: str | Path, environment: dict[str, str] | None = None) -> Result:

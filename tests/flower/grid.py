@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
@@ -13,9 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from niss.errors import ProtocolError
-from niss.flower import niss_mod
+from niss.flower import NissStrategy, niss_mod
 
 SHAPES = {"dense": (3, 4), "bias": (4,)}
 FIRST = 2**63 + 11
@@ -35,25 +37,36 @@ def arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(value) for name, value in values.items()})
 
 
+def values(record: ArrayRecord) -> np.ndarray:
+    """All arrays of a model as one vector."""
+    return np.concatenate([array.numpy().astype(np.float64).ravel() for array in record.values()])
+
+
 def step_of(node: int, server_round: int, size: float = 0.02) -> dict[str, np.ndarray]:
     """The update a node makes in a round, the same whoever asks."""
     rng = np.random.default_rng([node % 1000, server_round])
     return {name: (size * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def make_app(mods: list[Any] | None = None, size: float = 0.02) -> ClientApp:
-    """An app that adds `step_of` to the weights it is sent."""
+def examples_and_loss(node: int, _server_round: int) -> dict[str, float]:
+    return {"num-examples": 10 + node % 7, "loss": 0.5}
+
+
+def make_app(
+    mods: list[Any] | None = None, size: float = 0.02, report: Callable[[int, int], Any] = examples_and_loss
+) -> ClientApp:
+    """An app that adds `step_of` to the weights it is sent, and reports metrics by node and round."""
     app = ClientApp(mods=[niss_mod] if mods is None else mods)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         assert list(message.content.config_records) == ["config"], "the app must not see the record of NISS"
-        now = message.content["config"]["server-round"]
+        now = int(message.content["config"]["server-round"])
         moved = {
             name: array.numpy() + step_of(context.node_id, now, size)[name]
             for name, array in message.content["arrays"].items()
         }
-        metrics = MetricRecord({"num-examples": 10 + context.node_id % 7, "loss": 0.5})
+        metrics = MetricRecord(report(context.node_id, now))
         return Message(RecordDict({"arrays": arrays(moved), "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
@@ -81,6 +94,12 @@ class FakeGrid(Grid):
         self.mangle: Callable[[Message], Message | None] = lambda reply: reply
         self.sent: list[Message] = []
         self.received: list[Message] = []
+
+    def keep_state(self, folder: Path) -> Self:
+        """Give each node a folder `node-0`, `node-1` and so on."""
+        for number, context in enumerate(self.contexts.values()):
+            context.node_config["niss-state"] = str(folder / f"node-{number}")
+        return self
 
     @property
     def run(self) -> Any:
@@ -134,6 +153,16 @@ class FakeGrid(Grid):
             recorddict_to_proto(kept.state)
         )  # As it is saved between messages.
         return copy.deepcopy(reply)
+
+
+def play(
+    grid: Grid, rounds: int, inner: Strategy | None = None, **options: Any
+) -> tuple[NissStrategy, Result]:
+    """A run, also one in which no round took place; its strategy, and what Flower made of it."""
+    strategy, result = NissStrategy(inner or FedAvg(fraction_evaluate=0.0), **options), Result()
+    with perhaps_without_a_round():
+        result = strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
+    return strategy, result
 
 
 @contextmanager

@@ -12,16 +12,16 @@ import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
-from flower.grid import FIRST, FakeGrid, global_model, perhaps_without_a_round, step_of
+from flower.grid import FIRST, FakeGrid, play, step_of
 from flower.test_drop_in import PRIVATE, WITHOUT_NOISE
 from flower.test_metrics import RANGES, reporting_app, uploads
+from flower.test_resume import Killed
 from flower.test_trust import with_folders
-from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.run_config import strategy_options
-from niss.mechanism.adaptive import RATE
-from niss.session.metrics import BELOW_CLIP, PART, adaptive_clip
+from niss.mechanism.clipping import RATE
+from niss.session.metrics import BELOW_CLIP, PART
 
 NODES = 6
 ROOM = math.sqrt(1.0 - PART**2)
@@ -34,11 +34,7 @@ def norm_of(node: int, server_round: int) -> float:
 
 def start(grid: FakeGrid, rounds: int = 3, **options) -> tuple[NissStrategy, Result]:
     settings = {"plan": WITHOUT_NOISE, "quantile": 0.5, "first_clip": 0.05, **options}
-    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), **settings)
-    result = Result()
-    with perhaps_without_a_round():
-        result = strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
-    return strategy, result
+    return play(grid, rounds, **settings)
 
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
@@ -64,18 +60,6 @@ def test_it_is_said_in_the_statement_and_in_the_report(tmp_path: Path) -> None:
     assert BELOW_CLIP not in told
     report = json.loads((tmp_path / "report.json").read_text())
     assert [one["clip"] for one in report["rounds"]] == [one.clip for one in strategy.rounds]
-
-
-def test_a_round_costs_what_it_costs_with_the_plans_clip(tmp_path: Path) -> None:
-    spent = []
-    for folder, options in (("moves", {}), ("stays", {"quantile": None, "first_clip": None})):
-        grid = FakeGrid(NODES)
-        with_folders(grid, tmp_path / folder)
-        strategy, _ = start(grid, plan=replace(PRIVATE, neighbours=5.0), **options)
-        assert [one.survivors for one in strategy.rounds] == [NODES] * 3
-        spent.append(LedgerFile.read(tmp_path / folder / str(FIRST) / "ledger.jsonl").spent("self"))
-    assert spent[0] == pytest.approx(spent[1], rel=1e-9)
-    assert spent[0] > 0.0
 
 
 def test_noise_is_in_proportion_to_the_clip() -> None:
@@ -129,9 +113,6 @@ def test_a_run_that_is_resumed_goes_on_with_its_clip(tmp_path: Path) -> None:
     plan = replace(WITHOUT_NOISE, participations=4)
     whole, _ = start(FakeGrid(NODES), rounds=4, plan=plan)
 
-    class Killed(BaseException):
-        """Stands for kill -9."""
-
     grid = FakeGrid(NODES)
     with_folders(grid, tmp_path)
 
@@ -169,15 +150,3 @@ class TestSettings:
         with pytest.raises(ConfigError) as refused:
             NissStrategy(FedAvg(), plan=PRIVATE, **options)
         assert refused.value.field == field
-
-    def test_a_plan_that_carries_noise_keeps_one_clip(self) -> None:
-        plan = Plan(
-            method="niss-carried",
-            graph="complete",
-            kappa=20.0,
-            participants=5,
-            participations=2,
-            separation=2,
-        )
-        with pytest.raises(ConfigError, match="noise of one round out in another"):
-            adaptive_clip(plan, 0.5, None)

@@ -14,12 +14,11 @@ from flower.grid import FIRST, FakeGrid
 from flower.test_own_books import played
 from flower.test_trust import NODES, ODD, start
 from niss.accounting import LedgerFile
-from niss.accounting.ledger_chain import seal
+from niss.accounting.ledger_file import seal
 from niss.errors import ConfigError, LocalProtocolError, NissError, PrivacyError, RunFolderError
-from niss.flower.saving import ServerFolder
-from niss.flower.state import ContextStore, FolderStore
+from niss.flower.state import ContextStore, FolderStore, ServerFolder
 from niss.protocol import load_identity
-from niss.tracker.store_sqlite import SqliteStore
+from niss.tracker.databases import SqliteStore
 
 
 def _ledger(home: Path, change: Callable[[dict], object]) -> None:
@@ -50,13 +49,17 @@ NODE = {
     "notes without what runs may fail with": (_notes, lambda notes: notes.pop("failures"), "another niss"),
     "notes without the number of saves": (_notes, lambda notes: notes.pop("saves"), "another niss"),
     "notes of another version": (_notes, lambda notes: notes.update(version=0), "another niss"),
-    "a ledger of another format": (
+    "a ledger of an earlier format": (
         _ledger,
-        lambda record: record.update(format="niss-ledger/0") if "format" in record else None,
-        "format is 'niss-ledger/0'",
+        lambda record: record.update(format="niss-ledger/1") if "format" in record else None,
+        "format is 'niss-ledger/1', not 'niss-ledger/2'",
     ),
     "charges that name no notes": (_ledger, _without("notes"), "did not write"),
-    "charges that do not say what their grid costs": (_ledger, _without("failure"), "did not write"),
+    "charges that do not say what their grid costs": (
+        _ledger,
+        lambda record: record["charges"]["self"].pop("grid_delta") if "charges" in record else None,
+        "did not write",
+    ),
 }
 
 

@@ -27,8 +27,8 @@ def flower_ledgers(relation: str, folder) -> tuple[float, float]:
     assert strategy.rounds[0].survivors == NODES
     node = next(iter(grid.contexts))
     (charge,) = LedgerFile.read(folder / str(node) / "ledger.jsonl").entries
-    assert charge.mus["self"].joint == pytest.approx(strategy.statement.clients[0].mu_joint)
-    return charge.mus["self"].marginal, strategy.statement.clients[0].mu_marginal
+    assert charge.charges["self"].joint == pytest.approx(strategy.statement.clients[0].mu_joint)
+    return charge.charges["self"].marginal, strategy.statement.clients[0].mu_marginal
 
 
 def simulated_ledger(relation: str, exchange: str, folder) -> float:
@@ -46,7 +46,7 @@ def simulated_ledger(relation: str, exchange: str, folder) -> float:
     )
     niss.run(config, out=folder)
     (charge,) = LedgerFile.read(folder / "ledger.jsonl").entries
-    (marginal,) = {mu.marginal for mu in charge.mus.values()}
+    (marginal,) = {mu.marginal for mu in charge.charges.values()}
     return marginal
 
 

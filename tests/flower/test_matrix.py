@@ -3,7 +3,8 @@
 Where noise is carried from round to round, that holds for the last model, and for strategies that add what they get.
 
 The models are those of apps that people bring: plain weights, half precision, batch normalisation with its counter,
-adapters beside a frozen base, the arrays of a linear model of scikit-learn.
+adapters beside a frozen base, the arrays of a linear model of scikit-learn. Whole numbers take no part of the clip: a
+counter that moves by 7 in an update of norm 5 would let the weights stand nearly still.
 """
 
 from __future__ import annotations
@@ -55,8 +56,12 @@ def initial(model: str) -> ArrayRecord:
     )
 
 
-def make_app(mods: list) -> ClientApp:
-    """Adds to each array a step that depends on node and round alone; counts batches in whole numbers."""
+def make_app(model: str, mods: list) -> ClientApp:
+    """Adds to each array a step that depends on node and round alone; counts batches in whole numbers.
+
+    With NISS it checks what arrives, reports numbers of examples that must not matter, and every other node gives the
+    arrays back in another order.
+    """
     app = ClientApp(mods=mods)
 
     @app.train()
@@ -68,8 +73,11 @@ def make_app(mods: list) -> ClientApp:
             before = array.numpy()
             step = 7 if before.dtype.kind == "i" else 0.05 * rng.normal(size=before.shape)
             moved[name] = np.asarray(before + step).astype(before.dtype)
-        content = RecordDict({"arrays": arrays(moved), "metrics": MetricRecord({"num-examples": 1})})
-        return Message(content, reply_to=message)
+            assert not mods or str(before.dtype) == MODELS[model][name][1]
+        if mods and context.node_id % 2:
+            moved = dict(reversed(moved.items()))
+        metrics = MetricRecord({"num-examples": 10 + context.node_id % 7 if mods else 1})
+        return Message(RecordDict({"arrays": arrays(moved), "metrics": metrics}), reply_to=message)
 
     return app
 
@@ -78,7 +86,7 @@ def alone(strategy: str, model: str, grid: FakeGrid | None = None) -> ArrayRecor
     """What the strategy makes of it without NISS; whole numbers are dropped, since it would make floats of them."""
     floats = ArrayRecord({name: one for name, one in initial(model).items() if "int" not in one.dtype})
     plain = STRATEGIES[strategy](fraction_evaluate=0.0)
-    grid = FakeGrid(NODES, app=make_app([])) if grid is None else grid
+    grid = FakeGrid(NODES, app=make_app(model, [])) if grid is None else grid
     return plain.start(grid, floats, num_rounds=ROUNDS, timeout=1).arrays
 
 
@@ -86,7 +94,7 @@ class InTurns(FakeGrid):
     """Shows one cohort a round."""
 
     def __init__(self, cohorts: list[set[int]], nodes: int) -> None:
-        super().__init__(nodes, app=make_app([]))
+        super().__init__(nodes, app=make_app("", []))
         self._cohorts = cohorts
 
     def get_node_ids(self) -> list[int]:
@@ -106,7 +114,7 @@ def test_the_last_model_of_a_carried_run_is_that_of_the_strategy_alone(strategy,
     """Half precision is left out: the models in between are noisy, and it has no digits left for what cancels."""
     plan = Plan(tau2=0.0, clip=5.0, separation=2, dropped=MODES[mode].dropped, revealed=MODES[mode].revealed)
     wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=plan, carry=True, mode=mode)
-    grid = FakeGrid(2 * NODES, app=make_app([niss_mod]))
+    grid = FakeGrid(2 * NODES, app=make_app(model, [niss_mod]))
     together = wrapped.start(grid, initial(model), num_rounds=ROUNDS, timeout=1).arrays
     asked = [message for message in grid.sent if message.content["niss"]["stage"] == "round"]
     cohorts = [
@@ -129,7 +137,7 @@ def test_the_last_model_of_a_carried_run_is_that_of_the_strategy_alone(strategy,
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_result_is_that_of_the_strategy_alone(strategy, model, mode):
     wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=MODES[mode], mode=mode)
-    grid = FakeGrid(NODES, app=make_app([niss_mod]))
+    grid = FakeGrid(NODES, app=make_app(model, [niss_mod]))
     together = wrapped.start(grid, initial(model), num_rounds=ROUNDS, timeout=1).arrays
     assert [one.survivors for one in wrapped.rounds] == [NODES] * ROUNDS
     assert all(one.exact for one in wrapped.rounds)

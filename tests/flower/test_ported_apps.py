@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from torch import nn
 from torch.nn import functional
 
-from flower.grid import FakeGrid
+from flower.grid import FakeGrid, values
 from niss.accounting import Plan
 from niss.flower import NissStrategy, niss_mod
 
@@ -64,60 +64,51 @@ def accuracy_of(weights: np.ndarray, bias: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Ported:
-    """An app: what it trains from the mods it is given, its first arrays, how good they are, and its strategy."""
+    """An app: how it trains, its first arrays, how good they are, and its strategy."""
 
-    app: Callable[[list[Any]], ClientApp]
+    train: Callable[[Message, Context], Message]
     initial: Callable[[], ArrayRecord]
     accuracy: Callable[[ArrayRecord], float]
     strategy: Callable[[], Strategy] = lambda: FedAvg(fraction_evaluate=0.0)
+
+    def app(self, mods: list[Any]) -> ClientApp:
+        made = ClientApp(mods=mods)
+        made.train()(self.train)
+        return made
 
 
 def _sklearn() -> Ported:
     """quickstart-sklearn: `coef_` [classes, features] and `intercept_` of a linear model, in float64, as a list."""
 
-    def app(mods: list[Any]) -> ClientApp:
-        made = ClientApp(mods=mods)
-
-        @made.train()
-        def train(message: Message, context: Context) -> Message:
-            coef, intercept = (one.copy() for one in message.content["arrays"].to_numpy_ndarrays())
-            weights = coef.T.copy()
-            softmax_step(weights, intercept, mine(context))
-            return answer(
-                message, ArrayRecord([np.ascontiguousarray(weights.T), intercept]), train_logloss=0.5
-            )
-
-        return made
+    def train(message: Message, context: Context) -> Message:
+        coef, intercept = (one.copy() for one in message.content["arrays"].to_numpy_ndarrays())
+        weights = coef.T.copy()
+        softmax_step(weights, intercept, mine(context))
+        return answer(message, ArrayRecord([np.ascontiguousarray(weights.T), intercept]), train_logloss=0.5)
 
     def accuracy(record: ArrayRecord) -> float:
         coef, intercept = record.to_numpy_ndarrays()
         return accuracy_of(coef.T, intercept)
 
-    return Ported(app, lambda: ArrayRecord([np.zeros((CLASSES, FEATURES)), np.zeros(CLASSES)]), accuracy)
+    return Ported(train, lambda: ArrayRecord([np.zeros((CLASSES, FEATURES)), np.zeros(CLASSES)]), accuracy)
 
 
 def _numpy() -> Ported:
     """quickstart-numpy: one array under a name of its own, Fortran-ordered, with a scalar beside it."""
 
-    def app(mods: list[Any]) -> ClientApp:
-        made = ClientApp(mods=mods)
-
-        @made.train()
-        def train(message: Message, context: Context) -> Message:
-            (whole,) = message.content["arrays"].to_numpy_ndarrays(keep_input=True)
-            weights, bias = whole[:-1].astype(np.float64), whole[-1].astype(np.float64)
-            softmax_step(weights, bias, mine(context))
-            moved = np.asfortranarray(np.vstack([weights, bias]).astype(np.float32))
-            return answer(message, ArrayRecord([moved]))
-
-        return made
+    def train(message: Message, context: Context) -> Message:
+        (whole,) = message.content["arrays"].to_numpy_ndarrays(keep_input=True)
+        weights, bias = whole[:-1].astype(np.float64), whole[-1].astype(np.float64)
+        softmax_step(weights, bias, mine(context))
+        moved = np.asfortranarray(np.vstack([weights, bias]).astype(np.float32))
+        return answer(message, ArrayRecord([moved]))
 
     def accuracy(record: ArrayRecord) -> float:
         (whole,) = record.to_numpy_ndarrays()
         return accuracy_of(whole[:-1], whole[-1])
 
     first = np.zeros((FEATURES + 1, CLASSES), dtype=np.float32, order="F")
-    return Ported(app, lambda: ArrayRecord([first]), accuracy)
+    return Ported(train, lambda: ArrayRecord([first]), accuracy)
 
 
 def _jax() -> Ported:
@@ -132,19 +123,13 @@ def _jax() -> Ported:
             "scale": {"s": values[2].copy()},
         }
 
-    def app(mods: list[Any]) -> ClientApp:
-        made = ClientApp(mods=mods)
-
-        @made.train()
-        def train(message: Message, context: Context) -> Message:
-            tree = tree_of(message.content["arrays"].to_numpy_ndarrays())
-            weights, bias = (tree["dense"][name].astype(float) for name in ("kernel", "bias"))
-            softmax_step(weights, bias, mine(context))
-            tree["dense"] = {"bias": bias.astype(np.float32), "kernel": weights.astype(np.float32)}
-            tree["scale"]["s"] += np.float32(0.25)
-            return answer(message, ArrayRecord([np.asarray(leaf) for leaf in leaves(tree)]))
-
-        return made
+    def train(message: Message, context: Context) -> Message:
+        tree = tree_of(message.content["arrays"].to_numpy_ndarrays())
+        weights, bias = (tree["dense"][name].astype(float) for name in ("kernel", "bias"))
+        softmax_step(weights, bias, mine(context))
+        tree["dense"] = {"bias": bias.astype(np.float32), "kernel": weights.astype(np.float32)}
+        tree["scale"]["s"] += np.float32(0.25)
+        return answer(message, ArrayRecord([np.asarray(leaf) for leaf in leaves(tree)]))
 
     def initial() -> ArrayRecord:
         shapes = ((CLASSES,), (FEATURES, CLASSES), ())
@@ -154,7 +139,7 @@ def _jax() -> Ported:
         dense = tree_of(record.to_numpy_ndarrays())["dense"]
         return accuracy_of(dense["kernel"], dense["bias"])
 
-    return Ported(app, initial, accuracy)
+    return Ported(train, initial, accuracy)
 
 
 def _keras() -> Ported:
@@ -163,22 +148,16 @@ def _keras() -> Ported:
     def normal(inputs: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
         return (inputs - mean) / np.sqrt(variance + 1e-3)
 
-    def app(mods: list[Any]) -> ClientApp:
-        made = ClientApp(mods=mods)
-
-        @made.train()
-        def train(message: Message, context: Context) -> Message:
-            mean, variance, kernel, bias = (
-                one.astype(np.float64) for one in message.content["arrays"].to_numpy_ndarrays()
-            )
-            inputs, labels = mine(context)
-            mean += 0.5 * (inputs.mean(axis=0) - mean)
-            variance += 0.5 * (inputs.var(axis=0) - variance)
-            softmax_step(kernel, bias, (normal(inputs, mean, variance), labels))
-            weights = [one.astype(np.float32) for one in (mean, variance, kernel, bias)]
-            return answer(message, ArrayRecord(weights), accuracy=0.5)
-
-        return made
+    def train(message: Message, context: Context) -> Message:
+        mean, variance, kernel, bias = (
+            one.astype(np.float64) for one in message.content["arrays"].to_numpy_ndarrays()
+        )
+        inputs, labels = mine(context)
+        mean += 0.5 * (inputs.mean(axis=0) - mean)
+        variance += 0.5 * (inputs.var(axis=0) - variance)
+        softmax_step(kernel, bias, (normal(inputs, mean, variance), labels))
+        weights = [one.astype(np.float32) for one in (mean, variance, kernel, bias)]
+        return answer(message, ArrayRecord(weights), accuracy=0.5)
 
     def initial() -> ArrayRecord:
         kernel = np.zeros((FEATURES, CLASSES), dtype=np.float32)
@@ -190,7 +169,7 @@ def _keras() -> Ported:
         inputs, labels = data_of(-1)
         return float(((normal(inputs, mean, variance) @ kernel + bias).argmax(axis=1) == labels).mean())
 
-    return Ported(app, initial, accuracy)
+    return Ported(train, initial, accuracy)
 
 
 def _network(norm: bool) -> nn.Module:
@@ -221,24 +200,18 @@ def _named_rightly(model: nn.Module) -> float:
 def _torch(norm: bool) -> Ported:
     """quickstart-pytorch and fl-tabular: a `state_dict`; with batch normalisation, its counter is a whole number."""
 
-    def app(mods: list[Any]) -> ClientApp:
-        made = ClientApp(mods=mods)
-
-        @made.train()
-        def train(message: Message, context: Context) -> Message:
-            model = _network(norm)
-            model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-            _fit(model, mine(context), 0.1)
-            return answer(message, ArrayRecord(model.state_dict()), train_loss=0.1)
-
-        return made
+    def train(message: Message, context: Context) -> Message:
+        model = _network(norm)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        _fit(model, mine(context), 0.1)
+        return answer(message, ArrayRecord(model.state_dict()), train_loss=0.1)
 
     def accuracy(record: ArrayRecord) -> float:
         model = _network(norm)
         model.load_state_dict(record.to_torch_state_dict())
         return _named_rightly(model)
 
-    return Ported(app, lambda: ArrayRecord(_network(norm).state_dict()), accuracy)
+    return Ported(train, lambda: ArrayRecord(_network(norm).state_dict()), accuracy)
 
 
 class Decaying(FedAvg):
@@ -267,25 +240,19 @@ def _advanced() -> Ported:
     def shared(model: nn.Module) -> dict[str, torch.Tensor]:
         return {name: one for name, one in model.state_dict().items() if name.startswith("0.")}
 
-    def app(mods: list[Any]) -> ClientApp:
-        made = ClientApp(mods=mods)
-
-        @made.train()
-        def train(message: Message, context: Context) -> Message:
-            model = _network(norm=False)
-            own = context.state.get("last-layer")
-            if own is not None:
-                model.load_state_dict(own.to_torch_state_dict(), strict=False)
-            model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
-            _fit(model, mine(context), float(message.content["config"]["lr"]))
-            head = {name: one for name, one in model.state_dict().items() if not name.startswith("0.")}
-            context.state["last-layer"] = ArrayRecord(head)
-            return answer(message, ArrayRecord(shared(model)))
-
-        return made
+    def train(message: Message, context: Context) -> Message:
+        model = _network(norm=False)
+        own = context.state.get("last-layer")
+        if own is not None:
+            model.load_state_dict(own.to_torch_state_dict(), strict=False)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
+        _fit(model, mine(context), float(message.content["config"]["lr"]))
+        head = {name: one for name, one in model.state_dict().items() if not name.startswith("0.")}
+        context.state["last-layer"] = ArrayRecord(head)
+        return answer(message, ArrayRecord(shared(model)))
 
     return Ported(
-        app,
+        train,
         lambda: ArrayRecord(shared(_network(norm=False))),
         lambda _record: 1.0,
         lambda: Decaying(fraction_evaluate=0.0),
@@ -295,7 +262,7 @@ def _advanced() -> Ported:
 def _adam() -> Ported:
     """The PyTorch app under a strategy with a state of its own."""
     return Ported(
-        *(getattr(_torch(norm=False), name) for name in ("app", "initial", "accuracy")),
+        *(getattr(_torch(norm=False), name) for name in ("train", "initial", "accuracy")),
         strategy=lambda: FedAdam(eta=0.05, fraction_evaluate=0.0),
     )
 
@@ -310,10 +277,6 @@ PORTED = {
     "advanced pytorch": _advanced(),
     "adam": _adam(),
 }
-
-
-def values(record: ArrayRecord) -> np.ndarray:
-    return np.concatenate([one.numpy().ravel().astype(np.float64) for one in record.values()])
 
 
 def run(ported: Ported, mods: list[Any], plan: Plan | None) -> tuple[ArrayRecord, Strategy]:

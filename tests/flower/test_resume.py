@@ -14,11 +14,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, step_of
+from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, step_of, values
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ConfigError, PrivacyError, ProtocolError, RunFolderError
 from niss.flower import NissStrategy, niss_mod
-from niss.flower.saving import ServerFolder
+from niss.flower.state import ServerFolder
 from niss.protocol import Identity, create_keyfile
 
 ROUNDS, NODES = 3, 5
@@ -31,13 +31,6 @@ SAVES = 3 * ROUNDS + 1
 
 class Killed(BaseException):
     """Stands for kill -9: nothing in the server may run after it but what frees locks."""
-
-
-def nodes_with_state(folder: Path, **options) -> FakeGrid:
-    grid = FakeGrid(NODES, **options)
-    for number, context in enumerate(grid.contexts.values()):
-        context.node_config["niss-state"] = str(folder / f"node-{number}")
-    return grid
 
 
 def renumbered(grid: FakeGrid, by: int = 5000) -> FakeGrid:
@@ -60,10 +53,6 @@ def evaluate(number, arrays):
 
 def start(one: NissStrategy, grid: FakeGrid):
     return one.start(grid, global_model(), num_rounds=ROUNDS, timeout=1, evaluate_fn=evaluate)
-
-
-def values(arrays) -> np.ndarray:
-    return np.concatenate([array.numpy().ravel() for array in arrays.values()])
 
 
 def model_after(rounds: list[int]) -> np.ndarray:
@@ -124,11 +113,11 @@ def die_at(save, monkeypatch, *, after):
 @pytest.mark.parametrize("save", range(SAVES))
 def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(tmp_path, monkeypatch, save):
     """In every order of model, state, report and ledgers on disk; what the session does then is tested without them."""
-    grid, seen = nodes_with_state(tmp_path), die_at(save, monkeypatch, after=save % 2 == 0)
+    grid, seen = FakeGrid(NODES).keep_state(tmp_path), die_at(save, monkeypatch, after=save % 2 == 0)
     with pytest.raises(Killed):
         start(strategy(tmp_path / "run"), grid)
     monkeypatch.undo()
-    opened = seen[-1]["session"]["pending"] if seen else None
+    opened = seen[-1]["session"].get("pending") if seen else None
     result = start(strategy(tmp_path / "run"), renumbered(grid))
     check(tmp_path, result, set() if opened is None else {opened["round"]})
 
@@ -146,7 +135,7 @@ def test_the_moments_of_the_wrapped_strategy_go_on(tmp_path, kind, options):
         return kind(fraction_evaluate=0.0, **options)
 
     whole = start(strategy(tmp_path / "whole", inner()), FakeGrid(NODES))
-    grid = nodes_with_state(tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
     _killed_between_rounds(strategy(tmp_path / "run", inner()), grid)
     resumed = start(strategy(tmp_path / "run", inner()), grid)
     np.testing.assert_allclose(values(resumed.arrays), values(whole.arrays), rtol=0, atol=2e-5)
@@ -184,7 +173,7 @@ def test_dtypes_and_whole_numbers_go_on(tmp_path):
     def inner():
         return flower.FedAvgM(fraction_evaluate=0.0, server_momentum=0.5)
 
-    grid = nodes_with_state(tmp_path, app=app)
+    grid = FakeGrid(NODES, app=app).keep_state(tmp_path)
     _killed_between_rounds(strategy(tmp_path / "run", inner()), grid, model=model())
     result = strategy(tmp_path / "run", inner()).start(grid, model(), num_rounds=ROUNDS, timeout=1).arrays
     assert [(name, array.numpy().dtype) for name, array in result.items()] == [
@@ -196,7 +185,7 @@ def test_dtypes_and_whole_numbers_go_on(tmp_path):
 
 
 def test_a_run_whose_only_round_was_lost_says_so(tmp_path):
-    grid = nodes_with_state(tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
 
     def dying(reply):
         if grid.sent[-1].content["niss"]["stage"] == "round":
@@ -232,7 +221,7 @@ def test_the_report_is_there_after_every_round(tmp_path):
 
 
 def test_the_budgets_of_a_resumed_run_are_those_of_one_run(tmp_path):
-    grid = nodes_with_state(tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
     del grid.contexts[FIRST].node_config["niss-uncalibrated"]
     _killed_between_rounds(strategy(tmp_path / "run", plan=PRIVATE), grid)
     again = strategy(tmp_path / "run", plan=PRIVATE)
@@ -246,7 +235,7 @@ def test_the_budgets_of_a_resumed_run_are_those_of_one_run(tmp_path):
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    grid = nodes_with_state(tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
     first = start(strategy(tmp_path / "run"), grid)
     sent = len(grid.sent)
     second = start(strategy(tmp_path / "run"), grid)
@@ -256,7 +245,7 @@ def test_a_finished_run_is_not_run_again(tmp_path):
 
 
 def test_secrets_are_for_the_owner_alone_and_old_models_are_removed(tmp_path):
-    start(strategy(tmp_path / "run"), nodes_with_state(tmp_path))
+    start(strategy(tmp_path / "run"), FakeGrid(NODES).keep_state(tmp_path))
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["arrays-3.npz", "state.json"]
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == {0o600}
@@ -268,7 +257,7 @@ def test_secrets_are_for_the_owner_alone_and_old_models_are_removed(tmp_path):
 def test_a_key_file_is_not_copied_and_must_be_given_again(tmp_path):
     key = tmp_path / "server.key"
     secret = create_keyfile(key, Identity.generate(os.urandom)).identity.secret_bytes()
-    grid = nodes_with_state(tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
     _killed_between_rounds(strategy(tmp_path / "run", key=key), grid)
     assert secret.hex() not in (tmp_path / "run" / "state.json").read_text()
     with pytest.raises(ConfigError, match="other settings: server"):
@@ -277,7 +266,7 @@ def test_a_key_file_is_not_copied_and_must_be_given_again(tmp_path):
 
 
 def test_other_settings_and_another_number_of_rounds_are_refused(tmp_path):
-    grid = nodes_with_state(tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
     _killed_between_rounds(strategy(tmp_path / "run"), grid)
     sent = len(grid.sent)
     with pytest.raises(ConfigError, match="other settings: plan"):
@@ -288,7 +277,7 @@ def test_other_settings_and_another_number_of_rounds_are_refused(tmp_path):
 
 
 def test_damage_is_said_without_showing_what_is_in_the_file(tmp_path):
-    start(strategy(tmp_path / "run"), nodes_with_state(tmp_path))
+    start(strategy(tmp_path / "run"), FakeGrid(NODES).keep_state(tmp_path))
     path = tmp_path / "run" / "state.json"
     whole = path.read_text()
     path.write_text(whole[:-20])

@@ -87,7 +87,7 @@ def test_what_the_app_says_itself_goes_before():
 def test_a_setting_that_is_missing_or_no_number_is_named(name):
     with pytest.raises(ConfigError, match=rf"^{name}: is missing"):
         plan_of({key: value for key, value in SETTINGS.items() if key != name})
-    with pytest.raises(ConfigError, match=rf"^{name}: invalid value 'many'"):
+    with pytest.raises(ConfigError, match=rf"^{name}: .*'many'"):
         plan_of({**SETTINGS, name: "many"})
 
 

@@ -65,10 +65,19 @@ class Service:
         return NissStrategy(inner, plan=plan, tracker=self.url, key=self._folder / "server.key", **options)
 
 
+@pytest.fixture(scope="module")
+def one_service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tracker")
+    with Processes(folder, os.environ) as processes:
+        yield Service(folder, processes)
+
+
 @pytest.fixture
-def service(tmp_path):
-    with Processes(tmp_path, os.environ) as processes:
-        yield Service(tmp_path, processes)
+def service(one_service):
+    """One process for all tests of a file, started again where a test has left it dead."""
+    if not one_service.process.running:
+        one_service.start()
+    return one_service
 
 
 def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):

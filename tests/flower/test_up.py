@@ -11,21 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from typer.testing import CliRunner
 
+from niss.cli import app, up
 from niss.errors import ConfigError, NissError
 from niss.local import Deployment, Processes, Settings, make_certificates, make_node_key, marked
 from niss.local.processes import OWNER
-
-with warnings.catch_warnings():
-    # typer meets a name that the newest click deprecates.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from typer.testing import CliRunner
-
-    from niss.cli import app, up
 
 REPORT = {
     "rounds": [{"round": 1, "survivors": 2, "skipped": None, "lost": {"7": "no answer in time"}}],

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,15 +11,12 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FIRST, FakeGrid, global_model, make_app
 from flower.test_trust import NODES, ODD, PLAN, _packed, body_of, start, with_folders
-from niss.errors import ProtocolError, RemoteProtocolError
+from niss.errors import ProtocolError
 from niss.flower import NissStrategy, niss_mod
 from niss.flower.transport import RECORD
 from niss.protocol import wire
-from niss.protocol.keys import Identity
 from niss.session import limits, node, proposal
-from niss.session.proposal import read_proposal
 from niss.version import __version__
-from support.protocol_round import seeded_entropy
 
 
 def older_node(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
@@ -128,23 +123,3 @@ def test_a_stage_that_a_node_does_not_know():
     assert (
         f"niss {__version__} on this node does not know: upgrade it" in strategy.session.members.left_out[ODD]
     )
-
-
-@pytest.mark.parametrize("version", ["9" * 400, 10**30, -1, [1], None, True, 2.5])
-def test_a_version_that_is_none_is_not_repeated(version):
-    server = Identity.generate(seeded_entropy("server of versions"))
-    text = json.dumps({"version": version}).encode()
-    with pytest.raises(RemoteProtocolError, match="the proposal") as refused:
-        read_proposal(server.sign("flower proposal", text) + text)
-    assert len(refused.value.message) < 200
-
-
-def test_a_proposal_says_of_which_version_its_rounds_are():
-    plan = replace(PLAN, graph="complete", chain_rounds=8)
-    server = Identity.generate(seeded_entropy("server of versions"))
-    made = proposal.Proposal(bytes(16), server.public, bytes(32), bytes(32), plan, "tolerate", 2, 4)
-    assert b'"wire":%d' % wire.VERSION in made.signed(server)
-    newer = replace(made, wire=7)
-    assert read_proposal(newer.signed(server)) == newer
-    with pytest.raises(RemoteProtocolError, match=r"has version 7, .*: upgrade niss on this node"):
-        limits.Limits().check(newer)

@@ -22,8 +22,8 @@ from fuzz.driver import Feed, Target
 from fuzz.fuzz_machines import change_field
 from niss.accounting import CommittedAccount
 from niss.errors import NissError
-from niss.protocol.carried import Schedule
 from niss.protocol.messages import RoundOpen
+from niss.protocol.schedule import Schedule
 from niss.protocol.wire import encode
 from support.carried_run import NOISY, CarriedFederation, schedule
 from support.hostile import rounded_variance
@@ -55,7 +55,9 @@ NASTY = [
 
 def change(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     """Some numbers off by a factor or by one, or something else altogether."""
-    values = dict(values)
+    values = {
+        name: change(rng, value) if isinstance(value, dict) else value for name, value in values.items()
+    }
     for name in rng.sample(sorted(values), rng.choice([0, 1, 1, 2, 3])):
         value = values[name]
         if isinstance(value, bool):
@@ -77,7 +79,7 @@ def true_mu2(committed: Schedule, rounds: list[int], colluders: int) -> float:
     def left(variance: float) -> float:
         return rounded_variance(math.sqrt(variance) / step)
 
-    share = 2.0 * left(committed.unit_variance)
+    share = 2.0 * left(committed.noise.unit)
     carried = left(committed.carried_variance)
     sigma = np.zeros((honest * total, honest * total))
 
@@ -88,7 +90,7 @@ def true_mu2(committed: Schedule, rounds: list[int], colluders: int) -> float:
     for number in range(total):
         for seat in range(honest):
             here = number * honest + seat
-            sigma[here, here] += committed.residual_variance / step**2
+            sigma[here, here] += committed.noise.residual / step**2
             for other in range(seat):
                 join(here, number * honest + other, share)
             if number + 1 < total:
@@ -116,7 +118,7 @@ def odd_schedule(rng: random.Random, values: dict[str, Any]) -> tuple[str, str]:
     if not math.isfinite(charged) or not taken:
         return "schedule, nothing promised", ""
     small = (committed.participants - colluders) * committed.rounds <= MOST_UPLOADS
-    noises = [committed.unit_variance, committed.residual_variance, committed.carried_variance]
+    noises = [committed.noise.unit, committed.noise.residual, committed.carried_variance]
     steps = [math.sqrt(one) * 2.0**committed.grid_bits for one in noises if one]
     # Noise narrower or wider than that is refused once a round is opened.
     if not small or min(steps) < 4.0 or max(steps) > 2.0**30:

@@ -33,9 +33,8 @@ from niss.accounting import Plan
 from niss.flower.transport import sort_replies, to_content
 from niss.flower.wrapped import alike, mean_metrics
 from niss.protocol import Identity, PrekeyStore, encode
-from niss.session.coordinator import Relay
+from niss.session.ports import Relay, Reply, sign_refusal
 from niss.session.proposal import Enrolment, Setup
-from niss.session.requests import Reply, sign_refusal
 from niss.session.server import Session
 
 NODE = 77

@@ -106,11 +106,14 @@ class World:
 
     def _with_beacon(self, opened: RoundOpen) -> RoundOpen:
         """The holder signs whatever terms and list it is shown, with the link of this round."""
-        from niss.protocol.agreement import _signed, participants_hash, terms_hash
+        from niss.protocol.agreement import participants_hash, terms_hash
+        from niss.protocol.keys import _signed_link
 
         commitment = participants_hash(opened.participants) + terms_hash(opened.terms)
         beacon = self.opened.beacon
-        signature = self.federation.holder.sign("beacon", _signed(beacon.index, beacon.value, commitment))
+        signature = self.federation.holder.sign(
+            "beacon", _signed_link(beacon.index, beacon.value, commitment)
+        )
         return replace(opened, beacon=replace(beacon, signature=signature))
 
     def feed(self, message: Any) -> str:

@@ -31,8 +31,8 @@ from niss.flower.transport import read_reply, to_record
 from niss.mechanism import gdp_mu
 from niss.protocol import Identity, Refusal, decode
 from niss.session.limits import FIRST_USE, Limits
+from niss.session.ports import Request, Stage
 from niss.session.proposal import ENROLMENT_TAG, Proposal, read_proposal
-from niss.session.requests import Request, Stage
 
 LIMITS = [
     Limits(),
@@ -105,6 +105,7 @@ def change(rng: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         part = rng.choice(["plan", "schedule"] if "schedule" in values else ["plan"])
         into = values[part] if rng.random() < 0.6 and isinstance(values.get(part), dict) else values
+        into = into["noise"] if rng.random() < 0.6 and isinstance(into.get("noise"), dict) else into
         name = rng.choice(sorted(into)) if into else "more"
         action = rng.random()
         if action < 0.85:

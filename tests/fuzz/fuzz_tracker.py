@@ -24,10 +24,11 @@ from urllib.parse import unquote
 from fuzz.driver import Feed, Target
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.auth import TrackerSettings, sign_request
+from niss.tracker.auth import sign_request
+from niss.tracker.databases import SqliteStore
 from niss.tracker.gate import App
+from niss.tracker.options import TrackerSettings
 from niss.tracker.service import Tracker
-from niss.tracker.store_sqlite import SqliteStore
 from tracker.harness import Member, member, members
 
 RUNS = ("ab", "cd" * 16, "ef" * 64)

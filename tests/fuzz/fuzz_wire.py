@@ -11,8 +11,7 @@ from typing import Any
 from fuzz.driver import Feed, Target
 from niss.errors import RemoteProtocolError
 from niss.protocol.messages import Message, Partials, Participant, RoundCohorts, Vote
-from niss.protocol.wire import HEADER_BYTES, MAGIC, VERSION, decode, encode, write
-from niss.protocol.wire_fields import WireLimits, Writer
+from niss.protocol.wire import HEADER_BYTES, MAGIC, VERSION, WireLimits, Writer, decode, encode, write
 from support.protocol_messages import example_prekey, examples
 
 Span = tuple[int, int]

@@ -8,7 +8,6 @@ and `values.json` do not. A number that does change is explained where it was ch
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -25,10 +24,8 @@ from niss.accounting import (
     Plan,
     Promise,
     forecast,
-    forecast_carried,
     make_schedule,
     make_terms,
-    plan_carried,
     upload_mu,
 )
 from niss.graph import ShareGraph
@@ -108,7 +105,8 @@ def ordinary_plan(**target: Any) -> dict[str, Any]:
 
 
 def carried_plan(**target: Any) -> dict[str, Any]:
-    planned = (forecast_carried if "clip" in target else plan_carried)(**target)
+    # Without a clip: in units of the sensitivity of one upload.
+    planned = forecast(**{"clip": float(target["participants"]), **target}, carry=True)
     return {
         "numbers": [planned.mu, planned.kappa, planned.carried_to_residual, planned.residual],
         "counts": [planned.plan.noise.colluders, planned.plan.noise.dropped, planned.separation],
@@ -143,19 +141,19 @@ def ordinary_terms(mode: str, **changes: Any) -> dict[str, Any]:
 
 def committed_terms(mode: str, **changes: Any) -> dict[str, Any]:
     """What a carried run commits to on the wire, and what a client is charged for it."""
-    plan = plan_of(method="niss-carried", on_grid=True, **changes)
+    plan = plan_of(method="niss-carried", **changes)
     schedule = make_schedule(plan, participants=SIZE, coordinates=100, mode=mode)
     account = CommittedAccount(
         schedule, colluders=plan.colluders, promise=Promise.of(plan), failure=plan.failure, earlier=[1]
     )
     return {
         "noise": [
-            schedule.unit_variance,
+            schedule.noise.unit,
             schedule.carried_variance,
-            schedule.residual_variance,
-            schedule.self_variance,
+            schedule.noise.residual,
+            schedule.noise.self_mask,
         ],
-        "counts": [schedule.rounds, schedule.grid_bits, schedule.committee, schedule.threshold],
+        "counts": [schedule.rounds, schedule.grid_bits, schedule.noise.committee, schedule.noise.threshold],
         "costs": [account.cost(number) for number in (4, 7)],
         "marginal": [account.marginal_mu(number) for number in range(schedule.horizon)],
     }
@@ -201,7 +199,7 @@ def simulated_run(method: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def uploads(dtype: str, **changes: Any) -> dict[str, Any]:
-    """What the clients of two seeded rounds upload who learned nothing, and what is left in the sums."""
+    """What the clients of two seeded rounds upload who learned nothing (the first numbers), and what the sums keep."""
     plan, stream = plan_of(**changes), SimStream(11)
     found: dict[str, Any] = {"sums": [], "left": [], "uploads": []}
     for number in range(2):
@@ -210,7 +208,7 @@ def uploads(dtype: str, **changes: Any) -> dict[str, Any]:
         )
         rows = np.zeros((SIZE, 20), dtype=dtype)
         plan.kind.add_client_noise(PlainRows(rows), numbers, stream)
-        found["uploads"].append(hashlib.sha256(rows.tobytes()).hexdigest())
+        found["uploads"].append(rows[:, :4].tolist())
         found["sums"].append(float(np.sum(rows.sum(axis=0, dtype=np.float64) ** 2)))
         found["left"].append(numbers.aggregate_variance)
     return found

@@ -1,4 +1,4 @@
-"""The code computes what it did before it was rebuilt: numbers of `values.json` to 1e-12, words and bytes alike."""
+"""The code computes what it did before it was rebuilt: the words, and the numbers as far as processors agree."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from golden.cases import CASES, VALUES, found
 
 KNOWN: dict[str, Any] = json.loads(VALUES.read_text())
-CLOSE = 1e-12
+# Searches stop at 1e-11, and linear algebra differs in its last bits from one processor to the next.
+CLOSE = 1e-10
 
 
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE * CLOSE)
+        return math.isclose(one, other, rel_tol=CLOSE, abs_tol=1e-14)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)

@@ -7,7 +7,18 @@ import pytest
 
 from niss.accounting import Plan
 from niss.errors import ConfigError
-from niss.methods import DISTORTIONS, METHODS, PlainRows, distortion_named, marginal_mu, method_named
+from niss.methods import (
+    DISTORTIONS,
+    METHODS,
+    CentralDpSampled,
+    CentralMf,
+    Method,
+    PlainRows,
+    SecAggDdg,
+    distortion_named,
+    marginal_mu,
+    method_named,
+)
 from niss.randomness import SimStream
 
 SIZE, COORDINATES = 6, 4_000
@@ -27,6 +38,22 @@ def test_a_method_is_found_by_its_name(name: str) -> None:
     assert method.uses("kappa") == method.uses("tau2") == method.shares_noise
     assert method.trusts
     assert method.adversary(plan)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (SecAggDdg, "threshold", 0),
+        (CentralMf, "bands", 0),
+        (CentralDpSampled, "sampling_probability", 0.0),
+        (CentralDpSampled, "sampling_probability", 1.5),
+    ],
+)
+def test_a_methods_own_settings_are_checked(kind: type[Method], field: str, value: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind(**{field: value})
+    assert caught.value.field == field
+    assert Plan(method=kind()).kind == METHODS[kind.name]
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -82,7 +109,7 @@ def test_rounds_whose_noise_differs_by_rounding_are_accounted_for_at_once(
     """A clip that moves leaves multipliers that differ in their last bit, and each of them costs seconds."""
     asked = []
     monkeypatch.setattr(
-        "niss.methods.central_dp.poisson_epsilon", lambda rounds, *_: asked.append(rounds) or 1.0
+        "niss.methods.central.poisson_epsilon", lambda rounds, *_: asked.append(rounds) or 1.0
     )
     plan = Plan(method="central-dp-sampled")
     z = 0.555751267292031

@@ -10,12 +10,12 @@ import pytest
 from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.mechanism import gdp_mu
-from niss.methods import PlainRows, discrete_mu, enough_uploads
+from niss.methods import PlainRows, SecAggDdg, discrete_mu, enough_uploads
 from niss.randomness import SimStream
 
 
-def one_round(size: int = 10, **settings: object):
-    plan = Plan(**{"method": "secagg-ddg", "clip": 1.0, "epsilon": 3.0, **settings})  # type: ignore[arg-type]
+def one_round(size: int = 10, threshold: int | None = None, colluders: int = 0):
+    plan = Plan(method=SecAggDdg(threshold=threshold), clip=1.0, epsilon=3.0, colluders=colluders)
     return plan.for_round(range(size), weights=1.0 / size, records=1.0, beacon=b"b")
 
 

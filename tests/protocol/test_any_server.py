@@ -30,9 +30,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from niss.accounting import DrawnAccount, LedgerFile, Plan, make_terms
+from niss.accounting import DrawnAccount, LedgerFile, LedgerHeader, Plan, make_terms
 from niss.errors import NissError
-from niss.protocol.agreement import agree, link_of
+from niss.protocol.agreement import agree
+from niss.protocol.keys import link_of
 from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms
 from niss.protocol.wire import encode
 from support.hostile import spoilt
@@ -75,9 +76,7 @@ class Clients(Federation):
         self.paths = [folder / f"{seat}.jsonl" for seat in range(SIZE)]
         self.ledgers: list[LedgerFile] = []
         for seat, path in zip(self.seats, self.paths, strict=True):
-            ledger = LedgerFile.create(
-                path, run="any", budgets={"self": BUDGET}, delta=1e-5, unit="client", relation="zero-out"
-            )
+            ledger = LedgerFile.create(path, LedgerHeader(run="any", budgets={"self": BUDGET}, delta=1e-5))
             self.ledgers.append(ledger)
             seat.assess = DrawnAccount()
             seat.book = DrawnAccount(relation="zero-out").charging(ledger, "self")

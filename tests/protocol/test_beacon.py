@@ -7,15 +7,8 @@ from dataclasses import replace
 import pytest
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import (
-    LINKS_PER_ROUND,
-    BeaconChain,
-    link_of,
-    participants_hash,
-    terms_hash,
-    verify_beacon,
-)
-from niss.protocol.keys import Identity
+from niss.protocol.agreement import participants_hash, terms_hash
+from niss.protocol.keys import LINKS_PER_ROUND, BeaconChain, Identity, link_of, verify_beacon
 from support.protocol_round import Federation, carried, resigned
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import pytest
 
 from niss.accounting import Promise
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import _signed, participants_hash
-from niss.protocol.carrying import previous_of
-from niss.protocol.messages import Participant, RoundCohorts, RoundOpen
+from niss.protocol.agreement import participants_hash
+from niss.protocol.keys import _prekey_statement, _signed_link
+from niss.protocol.messages import Participant, RoundCohorts, RoundOpen, Terms
+from niss.protocol.schedule import check_cohorts, previous_of
 from niss.protocol.wire import decode, encode
 from support.carried_run import NOISY, CarriedFederation, covered, schedule
 from support.protocol_round import resigned
@@ -40,27 +45,134 @@ def cohorts(opened: RoundOpen) -> RoundCohorts:
     return opened.cohorts
 
 
-# Another list, or none.
+@dataclass
+class Next:
+    """The next round of a run, as an honest server opens it, and lies about it."""
+
+    federation: CarriedFederation
+    opened: RoundOpen
+
+    @property
+    def around(self) -> RoundCohorts:
+        return cohorts(self.opened)
+
+    def fresh(self, number: int) -> tuple[Participant, ...]:
+        """The cohort of a round with prekeys that nobody was told of."""
+        return tuple(self.federation.seat_of(one) for one in self.federation.cohort(number))
+
+    def forged(self, **changes: Any) -> RoundOpen:
+        """With other parts, which server and holder sign; terms and cohorts by the names of what is changed in them."""
+        for part, kind in (("terms", Terms), ("cohorts", RoundCohorts)):
+            inner = {
+                name: changes.pop(name) for name in [one.name for one in fields(kind)] if name in changes
+            }
+            changes = {part: replace(getattr(self.opened, part), **inner), **changes} if inner else changes
+        return self.federation.forged(self.opened, **changes)
+
+    def listed(self, where: str, name: str) -> RoundOpen:
+        """With another list of the next round, or of the one before."""
+        change, before = LISTS[name][0], self.around.previous
+        if where == "following":
+            return self.forged(following=change(self, self.around.following))
+        assert before is not None
+        return self.forged(previous=replace(before, participants=change(self, before.participants)))
+
+    def first_other(self, one: int) -> tuple[Participant, ...]:
+        return (self.federation.seat_of(one), *self.opened.participants[1:])
+
+    def carrying(self, **changes: Any) -> RoundOpen:
+        assert self.opened.terms.carrying is not None
+        return self.forged(carrying=replace(self.opened.terms.carrying, **changes))
 
 
-def test_a_cohort_that_was_not_announced_is_refused() -> None:
-    """Round 1 was announced with other prekeys, in another order, or with someone else."""
+def spoilt(_: Next, people: tuple[Participant, ...]) -> tuple[Participant, ...]:
+    return (replace(people[0], prekey=replace(people[0].prekey, signature=bytes(64))), *people[1:])
+
+
+def unshown(scene: Next) -> RoundOpen:
+    cohorts = replace(scene.around, following=scene.fresh(2))
+    return resigned(scene.federation.server, replace(scene.opened, cohorts=cohorts), "open")
+
+
+def copied(scene: Next) -> RoundOpen:
+    """A stranger that signs a copy of this client's key would agree with it on something that is no secret to it."""
+    own, other = scene.opened.participants[0].prekey, scene.federation.seats[4].identity
+    statement = _prekey_statement(other.public, own.number, own.public)
+    stranger = Participant(other.public, replace(own, signature=other.sign("prekey", statement)))
+    return scene.forged(following=(stranger, *scene.around.following[1:]))
+
+
+def skipping(scene: Next, **beacon: Any) -> RoundOpen:
+    """Told of round 0 as the one before round 2."""
+    earlier = previous_of(scene.federation.opened[0])
+    return scene.forged(previous=replace(earlier, beacon=replace(earlier.beacon, **beacon)))
+
+
+BEACON, SCHEDULE = "signature for 'beacon'", "not those of the schedule"
+LISTS: dict[str, tuple[Callable[..., tuple[Participant, ...]], str]] = {
+    "fewer": (lambda _, people: people[:3], "has 3 participants, but the schedule says 4"),
+    "more": (lambda s, people: (*people, s.federation.seat_of(5)), "has 5 participants, but the schedule"),
+    "of this round": (lambda s, people: (s.opened.participants[1], *people[1:]), "listed in two rounds"),
+    "false prekey": (spoilt, "signature for 'prekey'"),
+}
+CHANGED = {"mode": "repair", "coordinates": 9, "grid_bits": 21, "modulus_bits": 63, "clip": 1.0}
+CHANGED |= {"neighbours": 2.0, "unit_variance": 0.25, "residual_variance": 0.01, "self_variance": 0.1}
+CHANGED |= {"committee": 4, "revealed": 1, "dropped": 1, "threshold": 3}
+# Of each: rounds that were played before, who is told, the lie, and why it is refused.
+LIES: dict[str, tuple[int, int, Callable[[Next], RoundOpen], str]] = {
+    "announced in another order": (
+        1,
+        5,
+        lambda s: s.forged(participants=s.opened.participants[::-1]),
+        BEACON,
+    ),
+    "announced with another prekey": (1, 5, lambda s: s.forged(participants=s.first_other(4)), BEACON),
+    "another next cohort than the holder was shown": (1, 4, unshown, BEACON),
+    # Called the last, every round would have its fresh noise alone.
+    "a next cohort after the end": (4, 0, lambda s: s.forged(following=s.fresh(1)), "says 0"),
+    "no next cohort before it": (1, 4, lambda s: s.forged(following=()), "says 4"),
+    "own prekey under another name": (0, 0, copied, "made without the prekey"),
+    "without the round before": (1, 4, lambda s: s.forged(previous=None), "needs the one before it"),
+    "a round before the first": (
+        0,
+        0,
+        lambda s: s.forged(previous=previous_of(s.opened)),
+        "the first has none",
+    ),
+    "carried: plan": (0, 0, lambda s: s.carrying(plan=bytes(32)), SCHEDULE),
+    "carried: variance": (0, 0, lambda s: s.carrying(unit_variance=2.0), SCHEDULE),
+    "no noise is carried": (0, 0, lambda s: s.forged(carrying=None, cohorts=None), "says it does"),
+}
+for where, name in itertools.product(("following", "previous"), LISTS):
+    LIES[f"{where}: {name}"] = (1, 4, partial(Next.listed, where=where, name=name), LISTS[name][1])
+for name, value in CHANGED.items():
+    # Every term but the round's own is fixed by the schedule.
+    LIES[f"terms: {name}"] = (0, 0, methodcaller("forged", **{name: value}), "schedule|clip")
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_is_not_the_next_round_of_the_schedule_is_refused(name: str) -> None:
+    played, told, lie, match = LIES[name]
+    federation = started(rounds=played)
+    scene = Next(federation, federation.open_next(played))
+    refused(federation, told, lie(scene), match)
+
+
+def test_a_round_that_skips_one_is_refused() -> None:
+    """With its number changed the old evidence is no better: the holder signed it as link 1."""
+    federation = started(rounds=2, separation=3)
+    scene = Next(federation, federation.open_next(2))
+    refused(federation, 8, skipping(scene), "beacon link 1, but this attempt has link 5")
+    refused(federation, 8, skipping(scene, index=5), "signature for 'beacon'")
+
+
+def test_doubles_are_refused_behind_the_wire_too() -> None:
     federation = started()
-    opened = federation.open_next(1)
-    swapped = (opened.participants[1], opened.participants[0], *opened.participants[2:])
-    fresh = (federation.seat_of(4), *opened.participants[1:])
-    for people in (swapped, fresh):
-        refused(federation, 5, federation.forged(opened, participants=people), "signature for 'beacon'")
-
-
-def test_a_next_cohort_other_than_the_holder_was_shown_is_refused() -> None:
-    federation = started()
-    opened = federation.open_next(1)
-    following = tuple(federation.seat_of(one) for one in federation.cohort(2))
-    lie = resigned(
-        federation.server, replace(opened, cohorts=RoundCohorts(following, cohorts(opened).previous)), "open"
-    )
-    refused(federation, 4, lie, "signature for 'beacon'")
+    scene = Next(federation, federation.open_next(1))
+    people = scene.around.following
+    double = replace(scene.around, following=(people[0], people[0], *people[2:]))
+    with pytest.raises(RemoteProtocolError, match="listed twice"):
+        check_cohorts(scene.opened, double, None, anchor=bytes(32), holder=bytes(32))
 
 
 def test_a_next_cohort_of_strangers_is_refused_by_who_trusts_listed_ones() -> None:
@@ -89,107 +201,6 @@ def test_a_round_before_of_strangers_is_refused_likewise() -> None:
     refused(federation, 4, opened, "not among the identities this client trusts")
 
 
-def test_no_next_cohort_before_the_end_and_none_after_it() -> None:
-    """Called the last, every round would have its fresh noise alone."""
-    federation = started(rounds=4)
-    opened = federation.open_next(4)
-    beyond = tuple(federation.seat_of(one) for one in federation.cohort(1))
-    refused(
-        federation,
-        0,
-        federation.forged(opened, cohorts=RoundCohorts(beyond, cohorts(opened).previous)),
-        "says 0",
-    )
-    federation = started()
-    opened = federation.open_next(1)
-    refused(
-        federation, 4, federation.forged(opened, cohorts=RoundCohorts((), cohorts(opened).previous)), "says 4"
-    )
-
-
-@pytest.mark.parametrize("where", ["following", "previous"])
-def test_lists_of_other_sizes_doubles_and_false_prekeys_are_refused(where: str) -> None:
-    federation = started()
-    opened = federation.open_next(1)
-    around = cohorts(opened)
-    assert around.previous is not None
-    people = around.following if where == "following" else around.previous.participants
-
-    def with_list(listed: tuple[Participant, ...]) -> RoundOpen:
-        if where == "following":
-            return federation.forged(opened, cohorts=replace(around, following=listed))
-        return federation.forged(
-            opened, cohorts=replace(around, previous=replace(around.previous, participants=listed))
-        )
-
-    refused(federation, 4, with_list(people[:3]), "has 3 participants, but the schedule says 4")
-    more = (*people, federation.seat_of(5))
-    refused(federation, 4, with_list(more), "has 5 participants, but the schedule says 4")
-    here = (opened.participants[1], *people[1:])
-    refused(federation, 4, with_list(here), "listed in two rounds that follow one another")
-    spoilt = replace(people[0], prekey=replace(people[0].prekey, signature=bytes(64)))
-    refused(federation, 4, with_list((spoilt, *people[1:])), "signature for 'prekey'")
-    # The wire has no list with doubles; a driver without one might.
-    double = replace(opened, cohorts=replace(around, following=(people[0], people[0], *people[2:])))
-    if where == "following":
-        from niss.protocol.carrying import check_cohorts
-
-        with pytest.raises(RemoteProtocolError, match="listed twice"):
-            check_cohorts(double, None, anchor=bytes(32), holder=bytes(32))
-
-
-def test_ones_own_prekey_under_another_name_is_refused_before_the_charge() -> None:
-    """A stranger that signs a copy of this client's key would agree with it on something that is no secret to it."""
-    from niss.protocol.keys import _prekey_statement
-
-    federation = CarriedFederation(schedule())
-    opened = federation.open_next(0)
-    own, other = opened.participants[0].prekey, federation.seats[4].identity
-    statement = _prekey_statement(other.public, own.number, own.public)
-    copied = Participant(other.public, replace(own, signature=other.sign("prekey", statement)))
-    following = (copied, *cohorts(opened).following[1:])
-    refused(
-        federation,
-        0,
-        federation.forged(opened, cohorts=RoundCohorts(following, None)),
-        "made without the prekey",
-    )
-
-
-# Another place in the chain.
-
-
-def test_a_round_that_skips_one_is_refused() -> None:
-    federation = started(rounds=2, separation=3)
-    opened = federation.open_next(2)
-    earlier = previous_of(federation.opened[0])
-    refused(
-        federation,
-        8,
-        federation.forged(opened, cohorts=replace(cohorts(opened), previous=earlier)),
-        "beacon link 1, but this attempt has link 5",
-    )
-    # With its number changed the old evidence is no better: the holder signed it as link 1.
-    moved = replace(earlier, beacon=replace(earlier.beacon, index=5))
-    refused(
-        federation,
-        8,
-        federation.forged(opened, cohorts=replace(cohorts(opened), previous=moved)),
-        "signature for 'beacon'",
-    )
-
-
-def test_a_round_without_the_one_before_and_a_first_one_with_it_are_refused() -> None:
-    federation = started()
-    opened = federation.open_next(1)
-    alone = federation.forged(opened, cohorts=replace(cohorts(opened), previous=None))
-    refused(federation, 4, alone, "needs the one before it")
-    first = CarriedFederation(schedule())
-    opened = first.open_next(0)
-    before = first.forged(opened, cohorts=replace(cohorts(opened), previous=previous_of(opened)))
-    refused(first, 0, before, "the first has none")
-
-
 def test_a_repeated_round_is_refused_as_another_attempt_too() -> None:
     federation = CarriedFederation(schedule(), attempts=3)
     federation.play_round(0)
@@ -215,13 +226,9 @@ def test_the_holder_lets_out_a_link_once() -> None:
 
 def test_no_round_past_the_end_is_answered() -> None:
     federation = started(rounds=5)
-    last = federation.opened[4]
-    people = tuple(federation.seat_of(one) for one in federation.cohort(5))
-    beyond = federation.forged(
-        replace(last, terms=replace(last.terms, round=5)),
-        participants=people,
-        cohorts=RoundCohorts((), previous_of(last)),
-    )
+    scene = Next(federation, federation.opened[4])
+    people = scene.fresh(5)
+    beyond = scene.forged(round=5, participants=people, following=(), previous=previous_of(scene.opened))
     refused(federation, 4, beyond, "past the committed end of 5 rounds")
 
 
@@ -243,43 +250,6 @@ def test_nobody_is_asked_back_too_soon_or_out_of_turn(cyclic: bool, gap: int) ->
     refused(federation, 0, opened, f"comes {gap} after round 0")
 
 
-# Other terms.
-
-CHANGED = {
-    "mode": "repair",
-    "coordinates": 9,
-    "grid_bits": 21,
-    "modulus_bits": 63,
-    "clip": 1.0,
-    "neighbours": 2.0,
-    "unit_variance": 0.25,
-    "residual_variance": 0.01,
-    "self_variance": 0.1,
-    "committee": 4,
-    "revealed": 1,
-    "dropped": 1,
-    "threshold": 3,
-}
-
-
-@pytest.mark.parametrize("name", CHANGED)
-def test_every_term_but_the_rounds_own_is_fixed_by_the_schedule(name: str) -> None:
-    federation = CarriedFederation(schedule())
-    opened = federation.open_next(0)
-    lie = federation.forged(replace(opened, terms=replace(opened.terms, **{name: CHANGED[name]})))
-    refused(federation, 0, lie, "schedule" if name != "clip" else "schedule|clip")
-
-
-@pytest.mark.parametrize("part", ["plan", "unit_variance"])
-def test_what_is_carried_is_fixed_too(part: str) -> None:
-    federation = CarriedFederation(schedule())
-    opened = federation.open_next(0)
-    assert opened.terms.carrying is not None
-    carrying = replace(opened.terms.carrying, **{part: bytes(32) if part == "plan" else 2.0})
-    lie = federation.forged(replace(opened, terms=replace(opened.terms, carrying=carrying)))
-    refused(federation, 0, lie, "not those of the schedule")
-
-
 def test_a_longer_run_told_to_others_gives_them_other_seeds() -> None:
     """The schedule's hash is in every seed: of two clients that were told of different ends, nothing cancels."""
     short, long = CarriedFederation(schedule(rounds=3)), CarriedFederation(schedule(rounds=5))
@@ -293,12 +263,9 @@ def test_a_longer_run_told_to_others_gives_them_other_seeds() -> None:
     assert not seeds[0] & seeds[1]
 
 
-def test_plain_rounds_of_a_carried_run_and_the_reverse_are_refused() -> None:
+def test_carried_noise_is_refused_by_who_agreed_to_no_schedule() -> None:
     federation = CarriedFederation(schedule())
-    opened = federation.open_next(0)
-    plain = federation.forged(replace(opened, terms=replace(opened.terms, carrying=None)), cohorts=None)
-    refused(federation, 0, plain, "the schedule of this run says it does")
-    seat = federation.seats[0]
+    opened, seat = federation.open_next(0), federation.seats[0]
     seat.policy = replace(seat.policy, schedule=None)
     federation.restart(0)
     refused(federation, 0, opened, "agreed to no schedule")
@@ -338,7 +305,7 @@ def test_two_versions_of_a_round_split_the_noise_and_cost_less() -> None:
     assert before is not None
     announced = participants_hash(before.participants) + before.terms + participants_hash(turned)
     link = before.beacon
-    signature = federation.holder.sign("beacon", _signed(link.index, link.value, announced))
+    signature = federation.holder.sign("beacon", _signed_link(link.index, link.value, announced))
     before = replace(before, beacon=replace(link, signature=signature))
     other = federation.forged(first, participants=turned, cohorts=replace(cohorts(first), previous=before))
     for one, opened in ((4, first), (5, first), (6, other), (7, other)):

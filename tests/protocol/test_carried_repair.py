@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
-from niss.protocol.carrying import make_verdict, vote
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
+from niss.protocol.repair import make_verdict, vote
 from niss.protocol.server import EndedRound, Server
-from support.carried_run import GRID, CarriedFederation, repairing, schedule
+from support.carried_run import GRID, CarriedFederation, repairing
 from support.protocol_round import carried, resigned, signed_by
 
 
@@ -108,20 +109,10 @@ def test_what_a_server_kept_is_whole_or_refused() -> None:
     federation.play_round(0)
     assert federation.server.ended is not None
     kept = json.loads(federation.server.ended.to_bytes())
-    for damaged in (
-        [],
-        kept[:1],
-        kept[1:],
-        kept[:-1],
-        [*kept, kept[-1]],
-        [*kept[:2], "?"],
-        "no list",
-        [1, 2],
-    ):
+    wrong = ([], kept[:1], kept[1:], kept[:-1], [*kept, kept[-1]], [*kept[:2], "?"], "no list", [1, 2])
+    for damaged in (b"", *(json.dumps(one).encode() for one in wrong)):
         with pytest.raises(LocalProtocolError, match="damaged"):
-            EndedRound.from_bytes(json.dumps(damaged).encode())
-    with pytest.raises(LocalProtocolError, match="damaged"):
-        EndedRound.from_bytes(b"")
+            EndedRound.from_bytes(damaged)
 
 
 def test_a_server_that_forgot_the_round_before_leaves_carried_noise_and_says_so() -> None:
@@ -204,10 +195,6 @@ class Scene:
         answer: Reveal = client.reveal(carried(signed))
         return answer
 
-    def refused(self, verdict: Verdict, match: str) -> None:
-        with pytest.raises(RemoteProtocolError, match=match):
-            self.ask(0, verdict=verdict)
-
     def late(self) -> dict[int, RevealRequest]:
         """Round 2 is repaired; what the committee of round 1 is asked then."""
         for seat in self.requests:
@@ -231,60 +218,54 @@ def test_what_comes_out_of_the_round_before_follows_from_its_verdict_alone() -> 
     assert {len(one.points) // 32 for one in without.partials} == {1}
 
 
-def test_a_verdict_needs_the_signatures_of_a_threshold_of_members() -> None:
-    scene = Scene()
-    true = scene.verdict
-    assert len(true.votes) == 3
-    scene.refused(replace(true, votes=true.votes[:2]), "needs the votes of 3 members")
-    scene.refused(replace(true, votes=()), "needs the votes of 3 members")
-    forged = replace(true.votes[0], signature=bytes(64))
-    scene.refused(replace(true, votes=(forged, *true.votes[1:])), "signature")
+def with_first(scene: Scene, **changes: Any) -> Verdict:
+    first, *others = scene.verdict.votes
+    return replace(scene.verdict, votes=(replace(first, **changes), *others))
+
+
+OTHER = "not that of the round before"
+WHY = "clients dropped, at most|signature|surviving member|needs the votes"
+FALSE: dict[str, tuple[Callable[[Scene], Verdict], str]] = {
+    "two votes": (lambda s: replace(s.verdict, votes=s.verdict.votes[:2]), "needs the votes of 3 members"),
+    "no votes": (lambda s: replace(s.verdict, votes=()), "needs the votes of 3 members"),
+    "a forged vote": (lambda s: with_first(s, signature=bytes(64)), "signature"),
     # A vote for this set, but of another member.
-    swapped = replace(true.votes[0], signature=true.votes[1].signature)
-    scene.refused(replace(true, votes=(swapped, *true.votes[1:])), "signature")
+    "a borrowed vote": (lambda s: with_first(s, signature=s.verdict.votes[1].signature), "signature"),
+    "a vote of who is called dropped": (
+        lambda s: s.voted((0, 1, 3, 4), (0, 1, 2)),
+        "not that of a surviving",
+    ),
+    "a whole cohort": (lambda s: s.voted((0, 1), (0, 1)), "calls 3 clients dropped, at most 1"),
+    "of an earlier round": (lambda s: s.earlier.verdict, OTHER),
+    "another beacon": (lambda s: replace(s.verdict, beacon=s.earlier.verdict.beacon), OTHER),
+    "another next round": (lambda s: replace(s.verdict, following=bytes(32)), OTHER),
+}
+for other in ((0, 1, 3), (0, 1, 2, 3, 4), (0, 2, 3, 4), (), (1,)):
+    # Another client, one more, nobody, a whole cohort: the votes are for one set, and two that collude are too few.
+    FALSE[f"for {other}"] = (lambda s, o=other: replace(s.verdict, survivors=o), WHY)
+    FALSE[f"of two for {other}"] = (lambda s, o=other: s.voted(o, (0, 1)), WHY)
 
 
-@pytest.mark.parametrize("survivors", [(0, 1, 3), (0, 1, 2, 3, 4), (0, 2, 3, 4), (), (1,)])
-def test_nobody_else_can_be_called_dropped_one_round_later(survivors: tuple[int, ...]) -> None:
-    """Another client, one more, nobody, a whole cohort: the votes are for one set."""
+@pytest.mark.parametrize("name", FALSE)
+def test_a_verdict_needs_the_votes_of_a_threshold_of_members_for_just_that_set(name: str) -> None:
+    scene, (verdict, match) = Scene(), FALSE[name]
+    assert len(scene.verdict.votes) == 3
+    with pytest.raises(RemoteProtocolError, match=match):
+        scene.ask(0, verdict=verdict(scene))
+
+
+def test_a_member_votes_once_and_others_do_not() -> None:
     scene = Scene()
-    with pytest.raises(RemoteProtocolError):
-        scene.ask(0, verdict=replace(scene.verdict, survivors=survivors))
-    # Two that collude sign whatever is asked of them: too few.
-    with pytest.raises(RemoteProtocolError):
-        scene.ask(0, verdict=scene.voted(survivors, (0, 1)))
-
-
-def test_votes_of_clients_outside_the_committee_or_called_dropped_do_not_count() -> None:
-    scene = Scene()
-    scene.refused(scene.voted((0, 1, 3, 4), (0, 1, 2)), "not that of a surviving member")
     with pytest.raises(LocalProtocolError):
         scene.ask(0, verdict=scene.voted((0, 1, 3, 4), (1, 1, 1)))
     small = CarriedFederation(repairing(participants=7, committee=4, threshold=3, rounds=6))
     small.play_round(0)
     small.play_round(1, (2,))
     outside = set(range(7)) - set(agree(small.opened[1]).committee)
-    ended = small.server.ended
-    small.upload_round(2)
     assert outside
-    assert ended is not None
-    assert ended.verdict is not None
-    assert not {vote.seat for vote in ended.verdict.votes} & outside
-
-
-def test_a_verdict_of_another_round_is_refused() -> None:
-    scene = Scene()
-    assert scene.earlier is not None
-    assert scene.earlier.verdict is not None
-    scene.refused(scene.earlier.verdict, "not that of the round before")
-    true = scene.verdict
-    scene.refused(replace(true, beacon=scene.earlier.verdict.beacon), "not that of the round before")
-    scene.refused(replace(true, following=bytes(32)), "not that of the round before")
-
-
-def test_a_whole_cohort_cannot_be_called_dropped_even_by_all_its_members() -> None:
-    scene = Scene()
-    scene.refused(scene.voted((0, 1), (0, 1)), "calls 3 clients dropped, at most 1")
+    assert small.server.ended is not None
+    assert small.server.ended.verdict is not None
+    assert not {vote.seat for vote in small.server.ended.verdict.votes} & outside
 
 
 def test_a_member_gives_its_part_for_one_set_however_often_it_is_asked() -> None:
@@ -398,21 +379,3 @@ def test_what_a_member_of_the_round_before_cannot_prove_is_left_out() -> None:
         "of the round before revealed partials that it cannot prove" in one for one in outcome.problems
     )
     assert outcome.uncancelled > 0
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dropped": 4},
-        {"committee": 6},
-        {"threshold": 2},
-        {"threshold": 6},
-        {"committee": 0},
-        {"self_variance": -1.0},
-    ],
-)
-def test_repairs_that_cannot_be_are_refused(changes: dict) -> None:
-    with pytest.raises(ConfigError):
-        repairing(**changes)
-    with pytest.raises(ConfigError):
-        schedule(dropped=1)

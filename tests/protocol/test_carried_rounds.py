@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from niss.errors import ConfigError, RemoteProtocolError
+from niss.mechanism.noise import Noise
 from niss.protocol.agreement import commitment_of, participants_hash, terms_hash
-from niss.protocol.carried import CarriedContext, Schedule
-from niss.protocol.shares import carried_seed
-from support.carried_run import GRID, CarriedFederation, repairing, schedule
+from niss.protocol.schedule import Schedule
+from support.carried_run import GRID, CarriedFederation, changed, repairing, schedule
 
 
 def in_steps(total: np.ndarray) -> np.ndarray:
@@ -28,7 +28,7 @@ def in_steps(total: np.ndarray) -> np.ndarray:
         {},
         {"participants": 7, "separation": 3, "rounds": 7},
         {"closing": True, "rounds": 4},
-        {"modulus_bits": 32, "grid_bits": 20, "unit_variance": 0.01, "carried_variance": 0.01},
+        {"modulus_bits": 32, "grid_bits": 20, "unit": 0.01, "carried": 0.04},
     ],
 )
 def test_the_sum_of_all_rounds_is_exact_to_the_last_bit(changes: dict) -> None:
@@ -60,18 +60,19 @@ OTHER = {
     "grid_bits": 21,
     "modulus_bits": 32,
     "clip": 2.5,
-    "unit_variance": 0.75,
-    "carried_variance": 0.125,
-    "residual_variance": 0.5,
+    "unit": 0.75,
+    "carried": 0.125,
+    "residual": 0.5,
 }
-REPAIR = {"dropped": 2, "committee": 6, "threshold": 5, "self_variance": 0.25}
+REPAIR = {"dropped": 2, "committee": 6, "threshold": 5, "self_mask": 0.25}
 
 
 def test_every_number_of_a_schedule_is_in_its_hash_and_comes_back_from_json() -> None:
-    assert {*OTHER, *REPAIR} == {field.name for field in fields(Schedule)}
+    named = {field.name for kind in (Schedule, Noise) for field in fields(kind)}
+    assert {*OTHER, *REPAIR} == named - {"noise", "neighbours", "revealed", "colluders"}  # These follow.
     base, repaired = schedule(), repairing(participants=7)
-    others = [replace(base, **{name: value}) for name, value in OTHER.items()]
-    others += [replace(repaired, **{name: value}) for name, value in REPAIR.items()]
+    others = [changed(base, **{name: value}) for name, value in OTHER.items()]
+    others += [changed(repaired, **{name: value}) for name, value in REPAIR.items()]
     assert len({one.digest for one in (base, repaired, *others)}) == len(others) + 2
     for other in others:
         assert Schedule.from_json(json.loads(json.dumps(other.to_json()))) == other
@@ -82,29 +83,42 @@ def test_the_hash_of_a_schedule_does_not_change_from_release_to_release() -> Non
     assert schedule().digest.hex() == "df85cd7b5fd566466ccbeef053ebcbefcf6fc1600086e83814f5aedf841303fb"
 
 
+NO_RUN = {
+    "participants": (1, 2_001),
+    "rounds": (0, 2_001),
+    "separation": (1, 10**12),
+    "coordinates": (0,),
+    "grid_bits": (64,),
+    "modulus_bits": (65,),
+    "clip": (-1.0, math.nan, math.inf),
+    "unit": (math.nan,),
+    "carried": (math.inf,),
+    "residual": (-0.5,),
+    "neighbours": (2.0, math.nan),
+    "revealed": (1,),
+    "colluders": (1,),
+    "dropped": (1,),
+    "self_mask": (0.5, -1.0),
+}
+NO_REPAIR = {"dropped": (4,), "committee": (6, 0), "threshold": (2, 6), "self_mask": (-1.0,)}
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("base", "name", "value"),
     [
-        ("participants", 1),
-        ("participants", 2_001),
-        ("rounds", 0),
-        ("rounds", 2_001),
-        ("separation", 1),
-        ("separation", 10**12),
-        ("coordinates", 0),
-        ("grid_bits", 64),
-        ("modulus_bits", 65),
-        ("clip", -1.0),
-        ("unit_variance", math.nan),
-        ("carried_variance", math.inf),
-        ("residual_variance", -0.5),
+        *((schedule, name, value) for name, values in NO_RUN.items() for value in values),
+        *((repairing, name, value) for name, values in NO_REPAIR.items() for value in values),
     ],
 )
-def test_numbers_that_cannot_be_a_run_are_refused_before_anything_is_computed(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=name):
-        replace(schedule(), **{name: value})
-    with pytest.raises(RemoteProtocolError, match=name):
-        Schedule.from_json({**schedule().to_json(), name: value})
+def test_numbers_that_cannot_be_a_run_are_refused_before_anything_is_computed(
+    base: Any, name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=name if base is schedule else None):
+        changed(base(), **{name: value})
+    values = base().to_json()
+    inner = {name: value} if name in values else {"noise": values["noise"] | {name: value}}
+    with pytest.raises(RemoteProtocolError, match=name if base is schedule else "schedule"):
+        Schedule.from_json(values | inner)
 
 
 @pytest.mark.parametrize(
@@ -119,31 +133,15 @@ def test_numbers_that_cannot_be_a_run_are_refused_before_anything_is_computed(na
         {**schedule().to_json(), "rounds": True},
         {**schedule().to_json(), "clip": 2},
         {**schedule().to_json(), "closing": 0},
+        {**schedule().to_json(), "noise": None},
+        {**schedule().to_json(), "noise": {}},
+        {**schedule().to_json(), "noise": schedule().to_json()["noise"] | {"more": 1}},
+        {**schedule().to_json(), "noise": schedule().to_json()["noise"] | {"participants": 4.0}},
     ],
 )
 def test_what_is_no_schedule_is_refused(values: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="schedule"):
         Schedule.from_json(values)
-
-
-# What seeds are bound to.
-
-CONTEXT = CarriedContext(b"run", b"p" * 32, 3, b"b" * 32, b"t" * 32, b"s" * 32, b"r" * 32)
-
-
-def test_whatever_differs_gives_another_seed() -> None:
-    """Both rounds, both lists, the schedule, the beacon, the terms (and so the attempt), the run, and the direction."""
-    shared, one, other = bytes(range(32)), b"a" * 32, b"b" * 32
-    seeds = [carried_seed(shared, CONTEXT, one, other), carried_seed(shared, CONTEXT, other, one)]
-    seeds.append(carried_seed(bytes(32), CONTEXT, one, other))
-    for field in fields(CarriedContext):
-        value = getattr(CONTEXT, field.name)
-        changed = replace(CONTEXT, **{field.name: value + 1 if isinstance(value, int) else b"x" * len(value)})
-        seeds.append(carried_seed(shared, changed, one, other))
-        assert changed.digest() != CONTEXT.digest()
-    assert len({bytes(seed) for seed in seeds}) == 3 + len(fields(CarriedContext))
-    # And it does not change from release to release.
-    assert bytes(seeds[0]).hex() == "c597414d729f86cb8ff6dc1126a1d51710979f546c368ce3141c9e4d3080290f"
 
 
 def test_both_ends_derive_the_same_seeds_and_nobody_else_has_them() -> None:

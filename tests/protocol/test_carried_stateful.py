@@ -13,19 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from niss.errors import ConfigError, PrivacyError, ProtocolError
-from niss.protocol.carrying import previous_of
 from niss.protocol.messages import RoundCohorts, RoundOpen, Upload
+from niss.protocol.schedule import previous_of
 from niss.protocol.states import ServerStage
+from protocol.test_stateful import INTENDED, picks
+from protocol.test_stateful import QUICK as ROUNDS
 from support.carried_run import GRID, NOISY, CarriedFederation, covered, schedule
 from support.protocol_round import carried
-
-INTENDED = (ProtocolError, PrivacyError, ConfigError)
-picks = st.integers(0, 10_000)
 
 
 class PowerCut(Exception):
@@ -265,13 +263,7 @@ class CarriedRounds(RuleBasedStateMachine):
             covered(self.federation)
 
 
-QUICK = settings(
-    max_examples=40,
-    stateful_step_count=20,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+QUICK = settings(ROUNDS, max_examples=40, stateful_step_count=20)
 TestCarriedRounds = CarriedRounds.TestCase
 TestCarriedRounds.settings = QUICK
 

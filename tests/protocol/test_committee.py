@@ -10,7 +10,7 @@ from niss.errors import RemoteProtocolError
 from niss.protocol import committee, curve
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.committee import MemberStatement
-from niss.protocol.keys import SecretBytes
+from niss.protocol.curve import SecretBytes
 from niss.protocol.messages import Partials
 from niss.protocol.shares import EdgeKeys, pair_secret
 from tests.support.protocol_round import Federation

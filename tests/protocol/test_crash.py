@@ -415,7 +415,7 @@ def test_a_server_that_lost_a_round_goes_on_with_the_cohort_it_announced() -> No
 
 def test_a_run_that_carries_nothing_at_last_is_one_too() -> None:
     """The planner may find that carrying does not pay: the chain is there, its noise is not."""
-    federation = CarriedFederation(schedule(rounds=3, carried_variance=0.0, **NOISY))
+    federation = CarriedFederation(schedule(rounds=3, carried=0.0, **NOISY))
     for number in range(3):
         assert federation.play_round(number).under_way == 0.0
     assert covered(federation) == pytest.approx(1.0, abs=1e-6)
@@ -435,4 +435,4 @@ def test_the_grid_of_the_run_is_paid_whatever_crashes(kind: str, at: int, paid: 
     owner = federation.seats[CARRYING].identity.public
     assert [number for who, number, _ in federation.seen.uploads if who == owner] == [2]
     charges = federation.booked[CARRYING]
-    assert [basis["grid_delta"] > 0.0 for _, basis in charges] == paid
+    assert [charge.grid_delta > 0.0 for _, charge in charges] == paid

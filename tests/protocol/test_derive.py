@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import RoundContext
-from niss.protocol.keys import SecretBytes, length_prefixed, x25519_public
+from niss.protocol.agreement import CarriedContext, Context, RoundContext
+from niss.protocol.curve import SecretBytes, length_prefixed
+from niss.protocol.keys import x25519_public
 from niss.protocol.shares import derive_seed, pair_secret
 from support.fixed_entropy import FixedEntropy, context
 
@@ -21,6 +22,7 @@ ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))
 ALICE_PUBLIC, BOB_PUBLIC = x25519_public(ALICE), x25519_public(BOB)
 A, B = bytes([1]) * 32, bytes([2]) * 32
 SHARED = SecretBytes(range(32))
+CARRIED = CarriedContext(b"run", b"p" * 32, 3, b"b" * 32, b"t" * 32, b"s" * 32, b"r" * 32)
 GOLDEN_PAIR = "c36d448d1d5dd4f7168ba302c636cbae3723269e0f74594149e2993036a0b86f"
 GOLDEN_SEED = "1d7e7db96e6473e3c3cfda1dd37ada680244b8b3a34d1d8eb9a112f3adb7edb2"
 GOLDEN_DIGEST = "fa79489b44fb4f85ce580600608e53ce8ef614f37072c1600bd38c570537b1d1"
@@ -51,7 +53,7 @@ def test_a_seed_is_hkdf_over_everything_that_names_it_and_never_changes() -> Non
     fields = [b"niss.seed.v1", b"run 1", (7).to_bytes(8, "big"), bytes(8), b"beacon output"]
     fields += [round_.participants_hash, round_.graph_hash, A, B, b"share"]
     info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    seed = derive_seed(SHARED, round_, A, B, "share")
+    seed = derive_seed(SHARED, round_, A, B)
     assert bytes(seed) == _by_hand(info)
     assert seed.hex() == GOLDEN_SEED
     assert len(seed) == 32
@@ -62,29 +64,30 @@ def test_a_context_is_encoded_as_ever() -> None:
     assert context().digest().hex() == GOLDEN_DIGEST
 
 
-CHANGES = (
-    {"run": b"run 2"},
-    {"round": 8},
-    {"attempt": 1},
-    {"beacon": b"beacon outpuu"},
-    {"participants_hash": bytes(32)},
-    {"graph_hash": bytes(32)},
-)
+def test_a_carried_seed_does_not_change_from_release_to_release() -> None:
+    seed = derive_seed(SHARED, CARRIED, b"a" * 32, b"b" * 32)
+    assert seed.hex() == "c597414d729f86cb8ff6dc1126a1d51710979f546c368ce3141c9e4d3080290f"
+
+
+def others(one: Context) -> list[Context]:
+    """With each field changed in turn."""
+    values = {field.name: getattr(one, field.name) for field in fields(one)}
+    return [
+        replace(one, **{name: value + 1 if isinstance(value, int) else b"x" * len(value)})
+        for name, value in values.items()
+    ]
 
 
 def test_everything_is_bound() -> None:
-    seeds = [derive_seed(SHARED, context(), A, B, "share")]
-    seeds += [derive_seed(SHARED, context(**change), A, B, "share") for change in CHANGES]
-    seeds.append(derive_seed(SHARED, context(), B, A, "share"))
-    seeds.append(derive_seed(SHARED, context(), A, bytes(32), "share"))
-    seeds.append(derive_seed(SHARED, context(), bytes(32), B, "share"))
-    seeds.append(derive_seed(SHARED, context(), A, B, "mask"))
-    seeds.append(derive_seed(SecretBytes(bytes(32)), context(), A, B, "share"))
-    assert len({bytes(seed) for seed in seeds}) == len(seeds)
-
-
-def test_every_field_of_a_context_is_in_its_digest() -> None:
-    digests = [context().digest(), *(context(**change).digest() for change in CHANGES)]
+    """Of a round, and of what is carried from one to the next: both lists, the schedule, beacon, terms, the run."""
+    seeds, digests = [], []
+    for one in (context(), CARRIED):
+        contexts = [one, *others(one)]
+        seeds += [derive_seed(SHARED, each, A, B) for each in contexts]
+        seeds += [derive_seed(SHARED, one, *ends) for ends in ((B, A), (A, bytes(32)), (bytes(32), B))]
+        seeds.append(derive_seed(SecretBytes(bytes(32)), one, A, B))
+        digests += [each.digest() for each in contexts]
+    assert len({bytes(seed) for seed in seeds}) == len(seeds) == 7 + 8 + 2 * 4
     assert len(set(digests)) == len(digests)
 
 
@@ -108,8 +111,8 @@ def test_both_ends_derive_the_same_seed(one: bytes, other: bytes) -> None:
     public, other_public = x25519_public(SecretBytes(one)), x25519_public(SecretBytes(other))
     if public == other_public:
         return
-    here = derive_seed(pair_secret(one, other_public), context(), A, B, "share")
-    there = derive_seed(pair_secret(other, public), context(), A, B, "share")
+    here = derive_seed(pair_secret(one, other_public), context(), A, B)
+    there = derive_seed(pair_secret(other, public), context(), A, B)
     assert here == there
 
 
@@ -168,12 +171,10 @@ def test_malformed_contexts_are_refused_by_field(field: str, value: object) -> N
 def test_malformed_ends_and_secrets_are_refused() -> None:
     for sender, receiver in ((A, A), (A, B[:31]), (bytearray(A), B)):
         with pytest.raises(LocalProtocolError):
-            derive_seed(SHARED, context(), sender, receiver, "share")
+            derive_seed(SHARED, context(), sender, receiver)
     for shared in (b"", bytes(31), bytes(33)):
         with pytest.raises(LocalProtocolError, match="edge_key"):
-            derive_seed(shared, context(), A, B, "share")
-    with pytest.raises(LocalProtocolError, match="purpose"):
-        derive_seed(SHARED, context(), A, B, "")
+            derive_seed(shared, context(), A, B)
 
 
 def test_a_context_cannot_be_changed() -> None:

@@ -98,7 +98,7 @@ class Scene:
             reveal = carried(client.reveal(resigned(self.federation.server, request, "request")))
         except RemoteProtocolError:
             return
-        self._keep(loot, member, committee.lost_neighbours(self.agreed, survivors), reveal.partials)
+        self._keep(loot, member, committee.lost_edges(self.agreed, survivors), reveal.partials)
 
     def _keep(self, loot: Loot, member: int, lost: dict[int, list[int]], partials: Any) -> None:
         number = self.agreed.committee.index(member) + 1

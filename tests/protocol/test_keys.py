@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol import curve
+from niss.protocol.curve import SecretBytes, length_prefixed
 from niss.protocol.keys import (
     Identity,
     PrekeyStore,
-    SecretBytes,
     _prekey_statement,
     check_prekey,
     check_public,
     decode_prekey,
     encode_prekey,
     fingerprint,
-    length_prefixed,
     verify,
     x25519_public,
 )

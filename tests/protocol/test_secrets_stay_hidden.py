@@ -28,8 +28,9 @@ from niss.protocol import committee as committee_module
 from niss.protocol import curve
 from niss.protocol import shares as shares_module
 from niss.protocol.client import Client
+from niss.protocol.curve import Secret, SecretBytes
 from niss.protocol.keyfile import create_keyfile, load_keyfile
-from niss.protocol.keys import Identity, PrekeyStore, Secret, SecretBytes, x25519_public
+from niss.protocol.keys import Identity, PrekeyStore, x25519_public
 from niss.protocol.shares import derive_seed, pair_secret
 from niss.protocol.states import dump, restore
 from support.fixed_entropy import FixedEntropy, context
@@ -77,7 +78,7 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
     privates = [bytes(store.private(number)) for number in (0, 1)]
     other = x25519_public(store.private(1))
     pair = pair_secret(SECRET, other)
-    seed = derive_seed(pair, context(), A, B, "share")
+    seed = derive_seed(pair, context(), A, B)
     file = create_keyfile(folder / "identity.key", identity, store)
     return [
         (SECRET, [SECRET]),
@@ -175,14 +176,14 @@ def attempts(folder: Path) -> list[tuple[str, Callable[[], object]]]:
         ("degenerate", lambda: pair_secret(SECRET, bytes(32))),
         ("own", lambda: pair_secret(SECRET, x25519_public(SECRET))),
         ("private length", lambda: pair_secret(SECRET[:31], bytes(32))),
-        ("ends", lambda: derive_seed(pair, context(), A, A, "share")),
-        ("shared", lambda: derive_seed(SECRET + b"x", context(), A, B, "share")),
+        ("ends", lambda: derive_seed(pair, context(), A, A)),
+        ("shared", lambda: derive_seed(SECRET + b"x", context(), A, B)),
         ("point", lambda: curve.times(curve.scalar_of(SECRET), b"\x02" + bytes(31))),
         ("no point", lambda: curve.times(SECRET[:31] + b"\0", bytes(32))),
         # Plain bytes handed in are hidden before anything is refused.
         ("plain identity", lambda: Identity(bytes(SECRET)[:31])),
         ("plain private", lambda: pair_secret(bytes(SECRET), bytes(32))),
-        ("plain shared", lambda: derive_seed(bytes(pair), context(), A, A, "share")),
+        ("plain shared", lambda: derive_seed(bytes(pair), context(), A, A)),
         ("plain store", lambda: PrekeyStore.from_bytes(bytes(store.to_bytes())[:-1])),
         ("exists", lambda: create_keyfile(damaged, identity, store)),
         ("damaged", lambda: load_keyfile(damaged)),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.messages import Message, Partials, Prekey, Reveal, RevealRequest, RoundOpen, Upload
-from niss.protocol.wire import SIGNING_DOMAIN, WireLimits, decode, encode, pack, signed_part
+from niss.protocol.shares import pack
+from niss.protocol.wire import SIGNING_DOMAIN, WireLimits, decode, encode, signed_part
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")

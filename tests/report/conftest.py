@@ -11,59 +11,35 @@ import pytest
 ROUNDS = 30
 
 
-def entry(label: str, method: str, accuracy: float, variance: float | None, **more: Any) -> dict[str, Any]:
-    return {
-        "label": label,
-        "folder": label,
-        "method": method,
-        "kappa": None,
-        "tau2": None,
-        "accuracy": accuracy,
-        "aggregate_variance": variance,
-        "aggregate_variance_predicted": None if variance is None else 0.99 * variance,
-        "epsilon_joint": None,
-        "epsilon_marginal": None,
-        "adversary": "the server, which sees every upload",
-        "guarantee": "No client can be told from its absence beyond the stated epsilon.",
-    } | more
+SERVER = "the server, which sees every upload"
+PROMISE = "No client can be told from its absence beyond the stated epsilon."
+OUTSIDERS = "those who see the released models; the server is trusted"
+RELEASED = "The released models are (3.00, 1e-05)-differentially private for one client."
+NOBODY = "None: the server sees every update in the clear."
+CANCELS = "None in the joint view: the shares cancel exactly when the server adds all uploads up."
+FIELDS = (
+    *("label", "method", "accuracy", "aggregate_variance", "kappa", "tau2"),
+    *("epsilon_joint", "epsilon_marginal", "adversary", "guarantee"),
+)
+METHODS = (
+    ("fedavg", "fedavg", 0.85, None, None, None, None, None, "no one", NOBODY),
+    ("central-dp", "central-dp", 0.84, 4.1e-9, None, None, 3.0, 3.0, OUTSIDERS, RELEASED),
+    ("dp-fedavg", "dp-fedavg", 0.21, 8.2e-7, None, None, 3.0, 3.0, SERVER, PROMISE),
+    ("niss-kappa-1", "niss", 0.792, 1.6e-7, 1.0, 0.01, 3.0, 2.2, SERVER, PROMISE),
+    ("niss-kappa-4", "niss", 0.821, 4.4e-8, 4.0, 0.01, 3.0, 1.1, SERVER, PROMISE),
+    ("niss-as-printed", "niss", 0.848, 3e-19, None, 0.01, None, 1.1, SERVER, CANCELS),
+)
 
 
 def demo_entries() -> list[dict[str, Any]]:
-    nobody = {"adversary": "no one", "guarantee": "None: the server sees every update in the clear."}
-    outsiders = {
-        "adversary": "those who see the released models; the server is trusted",
-        "guarantee": "The released models are (3.00, 1e-05)-differentially private for one client.",
-    }
-    printed = {
-        "guarantee": "None in the joint view: the shares cancel exactly when the server adds all uploads up."
-    }
-    return [
-        entry("fedavg", "fedavg", 0.85, None, **nobody),
-        entry("central-dp", "central-dp", 0.84, 4.1e-9, epsilon_joint=3.0, epsilon_marginal=3.0, **outsiders),
-        entry("dp-fedavg", "dp-fedavg", 0.21, 8.2e-7, epsilon_joint=3.0, epsilon_marginal=3.0),
-        entry(
-            "niss-kappa-1",
-            "niss",
-            0.792,
-            1.6e-7,
-            kappa=1.0,
-            tau2=0.01,
-            epsilon_joint=3.0,
-            epsilon_marginal=2.2,
-        ),
-        entry(
-            "niss-kappa-4",
-            "niss",
-            0.821,
-            4.4e-8,
-            kappa=4.0,
-            tau2=0.01,
-            epsilon_joint=3.0,
-            epsilon_marginal=1.1,
-        ),
-        entry("niss-as-printed", "niss", 0.848, 3e-19, tau2=0.01, epsilon_marginal=1.1, **printed)
-        | {"aggregate_variance_predicted": 0.0},
-    ]
+    """The methods of a comparison as its summary lists them; where shares cancel exactly, no noise is predicted."""
+    entries = []
+    for method in METHODS:
+        entry: dict[str, Any] = dict(zip(FIELDS, method, strict=True))
+        variance = entry["aggregate_variance"]
+        predicted = None if variance is None else 0.99 * variance if variance > 1e-12 else 0.0
+        entries.append(entry | {"folder": entry["label"], "aggregate_variance_predicted": predicted})
+    return entries
 
 
 def metrics_lines(method: dict[str, Any], rounds: int = ROUNDS) -> list[str]:
@@ -100,12 +76,7 @@ def manifest(methods: list[dict[str, Any]], kind: str, seed: int) -> dict[str, A
             "training": {"participants": 200, "learning_rate": 0.1},
             "privacy": {"unit": "client", "relation": "zero-out", "epsilon": 3.0, "delta": 1e-5},
             "methods": [
-                {
-                    "name": one["method"],
-                    "label": one["label"],
-                    "kappa": one["kappa"] or 1.0,
-                    "tau2": "calibrated",
-                }
+                {"name": one["method"], "label": one["label"], "kappa": one["kappa"] or 1.0}
                 for one in methods
             ],
         },

@@ -178,44 +178,31 @@ LOOK = {"colour": "#0072b2", "marker": "o", "line": "-", "hollow": False}
 CURVE = {"name": "a", "look": LOOK, "points": [[1.0, 2.0]], "line": True, "marks": False}
 
 
+def curves(change: dict[str, Any], **chart: Any) -> list[dict[str, Any]]:
+    """A chart of one curve, changed."""
+    return [{"title": "t", "across": "x", "up": "y", "series": [CURVE | change]} | chart]
+
+
 @pytest.mark.parametrize(
     ("damage", "left"),
     [
         (None, 0),
         ("words", 0),
         ([None, {}, []], 0),
-        ([{"title": "t", "across": "x", "up": "y", "series": "none"}], 0),
-        ([{"title": "t", "across": "x", "up": "y", "series": []}], 0),
-        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE | {"points": [[1, None]]}]}], 0),
-        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE | {"points": [[0, 1]]}], "log": "x"}], 0),
-        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE], "ticks": ["only one"]}], 0),
-        ([{"title": "t", "across": "x", "up": "y", "series": [CURVE], "log": "everything"}], 0),
-        (
-            [
-                {
-                    "title": "t",
-                    "across": "x",
-                    "up": "y",
-                    "series": [CURVE | {"look": LOOK | {"colour": "red"}}],
-                }
-            ],
-            1,
-        ),
-        (
-            [
-                {
-                    "title": "t",
-                    "across": "x",
-                    "up": "y",
-                    "series": [CURVE | {"look": LOOK | {"marker": "$x$"}}],
-                }
-            ],
-            1,
-        ),
-        (
-            [{"title": "t", "across": "x", "up": "y", "series": [CURVE | {"look": LOOK | {"line": "wavy"}}]}],
-            1,
-        ),
+        (curves({}, series="none"), 0),
+        (curves({}, series=[]), 0),
+        (curves({"points": [[1, None]]}), 0),
+        (curves({"points": [[0, 1]]}, log="x"), 0),
+        (curves({"points": [[1, 1e300], [2, -1e300]]}), 0),
+        (curves({}, ticks=["only one"]), 0),
+        (curves({}, log="everything"), 0),
+        (curves({}, least=math.nan), 0),
+        (curves({}, log="y", least=0.0), 0),
+        (curves({}, start=math.inf), 0),
+        (curves({}), 1),
+        (curves({"look": LOOK | {"colour": "red"}}), 1),
+        (curves({"look": LOOK | {"marker": "$x$"}}), 1),
+        (curves({"look": LOOK | {"line": "wavy"}}), 1),
         ([{"title": "t", "across": "x", "rows": [["a", []]]}], 0),
     ],
 )

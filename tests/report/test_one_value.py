@@ -6,50 +6,24 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from niss.accounting import Ledger, Plan, forecast, make_statement
+from niss.accounting import Charge, Ledger, Plan, forecast, make_statement
 from niss.claims import rounded_up
 from niss.cli.plan import plan_command
 from niss.report import read_report_input, summary_rows
 from niss.report.attacks import attack_cell
 from niss.report.finding import caveats, finding
 from niss.report.page import render_page
+from report.test_page import Page
 
 # Two digits after the point, nearest, would be 7.97 and 2.34.
 JOINT, MARGINAL = 7.9712, 2.3412
 _NUMBERS = re.compile(r"\d+\.\d\d(?![\d%])")
-
-
-class _Text(HTMLParser):
-    """The words of a page, without its style."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self._skip = False
-
-    def handle_starttag(self, tag: str, attributes: Any) -> None:
-        self._skip = tag in ("style", "pre")
-        self.words += [value for name, value in attributes if name in ("aria-label", "alt") and value]
-
-    def handle_endtag(self, _tag: str) -> None:
-        self._skip = False
-
-    def handle_data(self, data: str) -> None:
-        if not self._skip:
-            self.words.append(data)
-
-
-def texts(page: str) -> str:
-    parser = _Text()
-    parser.feed(page)
-    return "\n".join(parser.words)
 
 
 @pytest.fixture
@@ -65,7 +39,14 @@ def folder(compare: Callable[..., Path]) -> Path:
 
 
 def test_the_page_shows_no_other_digits(folder: Path) -> None:
-    shown = texts(render_page(read_report_input(folder)))
+    page = Page(render_page(read_report_input(folder)))
+    named = [
+        value
+        for _, attributes in page.tags
+        for key, value in attributes.items()
+        if key in ("aria-label", "alt")
+    ]
+    shown = " ".join([page.text, *map(str, named)])
     assert "7.98" in shown
     assert "2.35" in shown
     assert "7.97" not in shown
@@ -108,7 +89,7 @@ def test_the_ui_is_given_the_digits_by_the_same_function(monkeypatch: pytest.Mon
 def test_the_statement_in_json_says_what_the_table_says() -> None:
     plan = Plan(method="dp-fedavg", epsilon=3.0, delta=1e-5, participations=2)
     ledger = Ledger.empty(1)
-    ledger.charge(np.array([0]), np.array([0.8137]), np.array([0.8137]))
+    ledger.charge(np.array([0]), Charge.of(0.8137, 0.8137))
     statement = make_statement(plan, ledger, noise_from="clients")
     text = json.dumps(statement.to_json())
     assert statement.epsilon_joint is not None

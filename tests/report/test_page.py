@@ -70,14 +70,14 @@ def test_the_page_is_structured_for_all_readers(demo: Path) -> None:
     # Promises: 5 columns; results: 8 columns, 6 methods; values: a column for each method and the round, 24 rounds.
     assert Counter(cell.get("scope") for cell in page.all("th")) == {"col": 5 + 8 + 7, "row": 6 + 6 + 24}
     # Two charts, each for a window and for a phone.
-    assert [svg["role"] for svg in page.all("svg")] == ["img"] * 4
+    assert [svg["role"] for svg in page.all("svg") if "x" not in svg] == ["img"] * 4
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
 def test_the_page_loads_nothing_from_anywhere(demo: Path) -> None:
     text = write_report(demo).read_text(encoding="utf-8")
-    assert set(re.findall(r"https?://[^\"' )>]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search("https?://", text)
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
     for _, attributes in page.tags:
@@ -134,7 +134,7 @@ def test_an_unfinished_run_says_so_and_shows_its_curve(run_folder: Path) -> None
     assert "This run is unfinished" in page.text
     assert "there is no result.json" in page.text
     assert "cut off" in page.text
-    assert "at round 30" in (page.all("svg")[0]["aria-label"] or "")
+    assert "(Round 30)" in (page.all("svg")[0]["aria-label"] or "")
 
 
 def test_a_run_that_has_only_begun_still_gets_a_page(run_folder: Path) -> None:

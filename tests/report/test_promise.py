@@ -57,7 +57,7 @@ def test_without_mu_only_epsilon_bounds_the_guess_and_no_budget_is_compared(
 
 def test_a_broken_ledger_is_never_called_verified(run_folder: Path, one: dict[str, Any]) -> None:
     path = add_ledger(finish(run_folder, one)) / "ledger.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"mu_joint":0.3', b'"mu_joint":0.2', 1))
+    path.write_bytes(path.read_bytes().replace(b'"mu2":0.09', b'"mu2":0.04', 1))
     promise = read_promise(run_folder)
     assert promise is not None
     assert promise.verified is not None

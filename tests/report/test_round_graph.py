@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from niss.accounting.ledger_file import LedgerFile
+from niss.accounting import Charge, LedgerFile, LedgerHeader
 from niss.accounting.plans import Plan
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.report import read_report_input
 from niss.report.round_graph import (
     MOST_AROUND,
+    RoundGraph,
     choose_picture,
     find_round_graph,
     graph_caption,
@@ -47,17 +48,20 @@ def write(folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, *
     (folder / "manifest.json").write_text(json.dumps({"kind": "run", "config": config}), encoding="utf-8")
     line = {"round": 1, "accuracy": 0.5, "tau2": 0.01, "participants": 20, "survivors": 20 - dropped}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    members = {str(2 * seat): (0.3 + 0.0001 * (seat == 7), 0.1) for seat in range(clients)}
+    members = {str(2 * seat): Charge.of(0.3 + 0.0001 * (seat == 7), 0.1) for seat in range(clients)}
     with LedgerFile.create(
         folder / "ledger.jsonl",
-        run="graph",
-        budgets={str(client): 2.0 for client in range(2 * clients)},
-        delta=1e-5,
-        unit="client",
-        relation="zero-out",
+        LedgerHeader(run="graph", budgets={str(client): 2.0 for client in range(2 * clients)}, delta=1e-5),
     ) as ledger:
         ledger.charge(1, 0, members, {"method": "niss"})
     return folder
+
+
+def shown_in(folder: Path) -> RoundGraph:
+    """The graph that the report on the folder shows."""
+    shown = find_round_graph(read_report_input(folder))
+    assert shown is not None
+    return shown
 
 
 def _keys(part: object) -> set[str]:
@@ -66,8 +70,7 @@ def _keys(part: object) -> set[str]:
 
 @pytest.mark.parametrize("kind", ["regular", "complete", "random"])
 def test_the_graph_is_that_of_the_plan(tmp_path: Path, kind: str) -> None:
-    shown = find_round_graph(read_report_input(write(tmp_path / "run", graph=kind)))
-    assert shown is not None
+    shown = shown_in(write(tmp_path / "run", graph=kind))
     beacon = SimStream(4).child("round", 0).child("beacon").generator().bytes(32)
     plan = Plan(kappa=4.0, neighbours=6.0, graph=kind, tau2=0.01)
     members = [2 * seat for seat in range(60)]
@@ -101,8 +104,7 @@ def test_the_graph_is_the_one_a_simulation_really_used(
         "methods": [{"name": "niss", "neighbours": 3}],
     }
     niss.run(niss.make_config(settings), out=tmp_path / "run")
-    shown = find_round_graph(read_report_input(tmp_path / "run"))
-    assert shown is not None
+    shown = shown_in(tmp_path / "run")
     assert (shown.round, shown.origin) == (2, "seed")
     assert shown.graph == used[-1]
     assert "protocol" not in json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
@@ -140,8 +142,7 @@ def test_the_graph_of_the_protocol_is_the_one_it_agreed_on(
 ) -> None:
     run = tmp_path / "run"
     agreed = protocol_run(run, monkeypatch, rounds=2)
-    shown = find_round_graph(read_report_input(run))
-    assert shown is not None
+    shown = shown_in(run)
     assert (shown.round, shown.origin) == (2, "beacon")
     assert shown.graph == agreed[-1]
     assert shown.graph != agreed[0]
@@ -151,8 +152,7 @@ def test_the_graph_of_the_protocol_is_the_one_it_agreed_on(
     for change in ({"beacon": "00" * 32}, {"graph": "00" * 32}, {"terms": "33"}, None):
         lines[-1]["public"] = None if change is None else {**lines[0]["public"], **change}
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        other = find_round_graph(read_report_input(run))
-        assert other is not None
+        other = shown_in(run)
         assert other.origin is None, "a record that does not fit its digest is not believed"
 
 
@@ -179,14 +179,12 @@ def test_a_resumed_run_of_the_protocol_records_every_round(
     assert (run / "metrics.jsonl").read_bytes().startswith(before), "what was recorded stays as it is"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len({line["public"]["beacon"] for line in lines}) == 3
-    shown = find_round_graph(read_report_input(run))
-    assert shown is not None
+    shown = shown_in(run)
     assert (shown.round, shown.origin) == (3, "beacon")
 
 
 def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path) -> None:
-    shown = find_round_graph(read_report_input(write(tmp_path / "run", clients=80, neighbours=40.0)))
-    assert shown is not None
+    shown = shown_in(write(tmp_path / "run", clients=80, neighbours=40.0))
     picture = choose_picture(shown)
     assert not picture.whole
     assert len(picture.places) == MOST_AROUND + 1
@@ -196,8 +194,7 @@ def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path)
 
 
 def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
-    shown = find_round_graph(read_report_input(write(tmp_path / "run", clients=20, colluders=3)))
-    assert shown is not None
+    shown = shown_in(write(tmp_path / "run", clients=20, colluders=3))
     assert len(shown.colluders) == 3
     assert shown.centre not in shown.colluders
     assert round_graph_svg(shown).count("assumed to collude</title>") == 3
@@ -207,18 +204,12 @@ def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
 def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_path: Path) -> None:
     drawn = SimStream(4).child("round", 0).child("dropout").generator().random(20) < 0.3
     changes: dict[str, Any] = {"clients": 20, "exchange": "protocol", "dropout": 0.3}
-    right = find_round_graph(
-        read_report_input(write(tmp_path / "right", dropped=int(drawn.sum()), **changes))
-    )
-    assert right is not None
+    right = shown_in(write(tmp_path / "right", dropped=int(drawn.sum()), **changes))
     assert right.dropped == {seat for seat in range(20) if drawn[seat]}
     assert round_graph_svg(right).count("dropped out</title>") == drawn.sum()
     assert right.origin is None
     assert "is not in its record" in graph_caption(right)
-    wrong = find_round_graph(
-        read_report_input(write(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
-    )
-    assert wrong is not None
+    wrong = shown_in(write(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
     assert not wrong.dropped, "seats that do not match the recorded number are not guessed"
 
 

@@ -33,7 +33,7 @@ def panel():
 
 @pytest.fixture
 def small_setting() -> Setting:
-    return replace(find_setting("mnist-mini-iid-client"), clients=40, participants=10, rounds=2)
+    return replace(find_setting("mnist-mini-iid-client-10-of-40"), images=10, rounds=2)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 from experiments.reproduce.beyond import (
     hold_out,
-    run_scale,
     run_setting,
     setting_base,
     setting_config,
@@ -18,11 +17,8 @@ from experiments.reproduce.beyond import (
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.claims import check_claims
 from experiments.reproduce.design import (
-    EARLIER,
+    COMPARED,
     METHODS,
-    SETTINGS,
-    UNTUNED,
-    VARIANTS,
     Choice,
     find_setting,
 )
@@ -35,7 +31,7 @@ from niss.errors import ConfigError, RunFolderError
 
 
 def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
-    grid = {"client": Axes((0.1, 0.5), (0.1, 0.2), (8, 16), start=Choice(hidden=8))}
+    grid = Axes((0.1, 0.5), (0.1, 0.2), (8, 16), start=Choice(hidden=8))
     tuned = tune(small_setting, (8.0,), **places, axes=grid, device="cpu")
     # The method without noise needs no trial for each clip.
     assert {len(select(tuned, method=name)) for name in ("dp-fedavg", "central-dp", "niss-planned")} == {8}
@@ -49,24 +45,21 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
     )
     assert {cell.labels["tuned_for"] for cell in result.cells} == {
         "fedavg",
-        "dp-fedavg at epsilon 8",
-        "central-dp at epsilon 8",
-        "niss-planned at epsilon 8",
+        *(f"{name} at epsilon 8" for name in METHODS if name != "fedavg"),
     }
     by_method = {cell.labels["method"]: cell for cell in select(result, variant="none")}
-    assert set(by_method) == set(EARLIER)
-    assert by_method["niss-as-printed"].epsilon_joint is None
-    for name in ("dp-fedavg", "central-dp", "niss-kappa-1", "niss-planned"):
-        assert by_method[name].epsilon_joint == pytest.approx(8.0, rel=1e-3)
+    assert set(by_method) == set(METHODS)
+    for name, cell in by_method.items():
+        assert cell.epsilon_joint == (pytest.approx(8.0, rel=1e-3) if METHODS[name].private else None)
     (colluded,) = select(result, variant="collusion", method="niss-planned")
     assert colluded.labels["rho"] == 0.2
     assert colluded.epsilon_joint <= 8.0
 
     honest = [claim for claim in check_claims(places["out"]) if "joint view" in claim.name]
-    assert len(honest) == 2
+    assert len(honest) == 1
     assert all(claim.holds for claim in honest)
-    assert "none is finite" in beyond_table(places["out"])
-    assert "none is finite" in computed_text(places["out"], f"beyond.{small_setting.full_name}")
+    assert "8.00, server trusted" in beyond_table(places["out"])
+    assert "8.00, server trusted" in computed_text(places["out"], f"beyond.{small_setting.name}")
     assert "Held-out" in tuning_table(places["out"])
     assert write_figures(places["out"])[0].stat().st_size < 1_000_000
 
@@ -76,7 +69,7 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
     assert [cell.labels["tuned_for"] for cell in other.cells] == ["nothing"]
 
     # A tuning that came later does not mix with what was run before it.
-    path = result_path(places["out"], "tuning", small_setting.full_name)
+    path = result_path(places["out"], "tuning", small_setting.name)
     worst = {
         cell.labels["method"]: cell.accuracy for cell in sorted(tuned.cells, key=lambda one: -one.accuracy)
     }
@@ -89,9 +82,8 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
         run_setting(small_setting, **places, epsilons=(8.0,), seeds=(1,), device="cpu")
 
 
-@pytest.mark.parametrize("unit", ["client", "record"])
-def test_dropouts_keep_the_promise(places, unit):
-    setting = replace(find_setting(f"mnist-mini-iid-{unit}"), rounds=2, participants=20)
+def test_dropouts_keep_the_promise(places):
+    setting = replace(find_setting("mnist-mini-iid-client-20-of-100"), rounds=2)
     result = run_setting(
         setting,
         **places,
@@ -109,7 +101,7 @@ def test_dropouts_keep_the_promise(places, unit):
 
 def compared(accuracies: dict[tuple[str, str], float]) -> Result:
     """A setting with these accuracies by method and variant, at epsilon 3, the same for two seeds."""
-    setting = find_setting("mnist-iid-client", participants=100)
+    setting = find_setting("mnist-iid-client-100-of-1000")
     cells = tuple(
         Cell(
             id=f"{variant}/{method}/epsilon=3/seed-{seed}",
@@ -126,7 +118,7 @@ def compared(accuracies: dict[tuple[str, str], float]) -> Result:
         for (method, variant), accuracy in accuracies.items()
         for seed in (1, 2)
     )
-    return Result("beyond", setting.full_name, dict(setting_base(setting)), cells)
+    return Result("beyond", setting.name, dict(setting_base(setting)), cells)
 
 
 @pytest.mark.parametrize(
@@ -142,38 +134,6 @@ def test_what_dropouts_leave_is_claimed_and_drawn(tmp_path, repaired, holds, wor
     assert tmp_path / "faults.png" in write_figures(tmp_path)
 
 
-def test_the_real_protocol_handles_dropouts_where_it_hides_what_is_hidden():
-    """It hides whole clients; in rounds of 1,000 all of them in one process would take too long."""
-    for name, participants, exchange in (
-        ("mnist-iid-client", 100, "protocol"),
-        ("mnist-iid-client", 1000, "simulated"),
-        ("mnist-iid-record", 30, "simulated"),
-    ):
-        setting = find_setting(name, participants=participants)
-        for variant, expected in (("none", "simulated"), ("tolerate", exchange)):
-            config = setting_config(
-                setting, METHODS["niss-planned"], Choice(), epsilon=3.0, variant=VARIANTS[variant]
-            )
-            assert config.exchange == expected
-
-
-def test_scale(places):
-    results = run_scale(
-        **places,
-        dataset="mnist-mini",
-        sizes=(4, 8, 10**6),
-        seeds=(1,),
-        rounds=1,
-        device="cpu",
-        methods=("dp-fedavg", "central-dp", "niss-planned"),
-    )
-    assert [result.name for result in results] == ["mnist-mini-iid-client-4", "mnist-mini-iid-client-8"]
-    for result, size in zip(results, (4, 8), strict=True):
-        local, central = (select(result, method=name)[0] for name in ("dp-fedavg", "central-dp"))
-        assert local.aggregate_variance / central.aggregate_variance == pytest.approx(size, rel=0.1)
-    assert len([claim for claim in check_claims(places["out"]) if claim.name.startswith("scale")]) == 4
-
-
 def test_held_out_images_come_from_the_training_set_alone():
     whole = load_dataset("mnist-mini")
     cut = hold_out(whole)
@@ -187,25 +147,30 @@ def test_held_out_images_come_from_the_training_set_alone():
 
 
 def test_settings():
-    for name in SETTINGS:
+    for name in COMPARED:
         setting = find_setting(name)
         assert setting.name == name
         for method in ("fedavg", "dp-fedavg", "central-dp"):
-            config = setting_config(setting, METHODS[method], UNTUNED[setting.unit], epsilon=3.0)
+            config = setting_config(setting, METHODS[method], Choice(), epsilon=3.0)
             assert config.privacy.scope == "training"
             assert config.privacy.epsilon == 3.0
-    assert (find_setting("mnist-iid-client").clients, find_setting("cifar10-iid-client").clients) == (
-        6000,
-        5000,
+    large, small = (
+        find_setting("mnist-iid-client-1000-of-6000"),
+        find_setting("cifar10-iid-client-100-of-1000"),
     )
-    assert find_setting("mnist-iid-record").participants == 30
-    for name in ("mnist-iid", "mnist-client", "nothing-iid-client", "mnist-iid-pixel"):
+    assert (large.images, large.rounds, small.images, small.rounds) == (10, 30, 50, 100)
+    for name in (
+        "mnist-iid",
+        "mnist-client-10-of-20",
+        "nothing-iid-client-10-of-20",
+        "mnist-iid-record-10-of-20",
+    ):
         with pytest.raises(ConfigError, match="unknown setting"):
             find_setting(name)
 
 
 def test_what_was_not_tuned_takes_the_usual_choice(small_setting):
-    assert chosen(None, small_setting, "niss-planned", 3.0) == (UNTUNED["client"], "nothing")
+    assert chosen(None, small_setting, "niss-planned", 3.0) == (Choice(), "nothing")
 
 
 def test_unknown_methods_are_refused(places, small_setting):
@@ -227,7 +192,11 @@ def test_the_table_says_where_tolerated_dropouts_lose(tmp_path, tolerated, verdi
     write_result(result_path(tmp_path, "beyond", result.name), replace(result, cells=every))
     (claim,) = [one for one in check_claims(tmp_path) if "tolerated" in one.name]
     assert (claim.verdict, claim.required) == (verdict, False)
-    (row,) = [line for line in headline_table(tmp_path).splitlines() if "tolerated" in line]
+    (row,) = [
+        line
+        for line in headline_table(tmp_path).splitlines()
+        if "niss-planned" in line and "tolerated" in line
+    ]
     assert words in row
     assert words in beyond_table(tmp_path)
     assert "not measured yet" in headline_table(tmp_path)

@@ -13,7 +13,7 @@ from experiments.reproduce.beyond import hold_out, majority, run_setting, settin
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.checks import check_files
 from experiments.reproduce.claims import check_claims
-from experiments.reproduce.design import DATASETS, METHODS, RIVALS, TUNING, Choice, Setting, find_setting
+from experiments.reproduce.design import DATASETS, METHODS, TUNING, Choice, Setting, find_setting
 from experiments.reproduce.expected import expected_cells
 from experiments.reproduce.results import Cell, Result, read_result, result_path, write_result
 from experiments.reproduce.session import experiments_of, tasks_of
@@ -29,7 +29,6 @@ TRAINING = len(load_dataset("mnist-mini").train_labels)
 TINY = Setting(
     "mnist-mini",
     "iid",
-    "client",
     participants=10,
     clients=40,
     rounds=4,
@@ -215,16 +214,15 @@ def test_guessing_is_judged_on_every_label_of_the_test() -> None:
 @pytest.mark.parametrize("name", ["shakespeare-gru", "cifar10-resnet"])
 def test_the_settings_are_whole(name: str) -> None:
     setting = find_setting(name)
-    assert setting.full_name == setting.name == name
-    assert setting.methods == RIVALS
+    assert setting.name == name
     assert setting.clients % setting.participants == 0
     assert experiments_of(setting, "all") == (TUNING, DATASETS)
     assert {task.variant for task in tasks_of(setting, DATASETS)} == {"none"}
-    assert len(tasks_of(setting, TUNING)) == len(RIVALS)
+    assert len(tasks_of(setting, TUNING)) == len(METHODS)
     assert find_setting(name, rounds=2).rounds == 2
     assert axes_of(setting).trials == 7
-    for method in setting.methods:
-        config = setting_config(setting, METHODS[method], axes_of(setting).start, epsilon=3.0)
+    for method in METHODS.values():
+        config = setting_config(setting, method, axes_of(setting).start, epsilon=3.0)
         assert config.training.participants == setting.participants
         assert config.privacy.colluders == 0
     assert make_config(to_values(config)) == config

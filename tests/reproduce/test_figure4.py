@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from experiments.reproduce import figure4
 from experiments.reproduce.chart import write_figures
@@ -16,14 +16,8 @@ from experiments.reproduce.results import kept_pictures, merge_results, read_lea
 from experiments.reproduce.runner import OutOfTime
 from experiments.reproduce.sensitivity import NBAFL, find_reading
 from experiments.reproduce.tables import figure_4_table, leaks_in_order
+from niss.cli import reproduce
 from niss.errors import ConfigError, RunFolderError
-
-with warnings.catch_warnings():
-    # Some releases of typer use names that click has deprecated.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from typer.testing import CliRunner
-
-    from niss.cli import reproduce
 
 IMAGE = "mnist-mini:0"
 RESULTS = Path(__file__).parents[2] / "results" / "paper"

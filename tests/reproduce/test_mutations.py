@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,8 @@ from experiments.reproduce.stamps import figure_faults
 from experiments.reproduce.text import disagreements, text_faults
 
 ROOT = Path(__file__).parents[2]
-BEYOND, HUNDRED = "beyond/mnist-iid-client", "beyond/mnist-iid-client-100"
-TUNING, SCALE = "tuning/mnist-iid-client", "scale/mnist-iid-client-100"
+BEYOND, HUNDRED = "beyond/mnist-iid-client-1000-of-6000", "beyond/mnist-iid-client-100-of-1000"
+TUNING, OTHER = "tuning/mnist-iid-client-1000-of-6000", "beyond/cifar10-iid-client-30-of-300"
 PANEL, SWEEP, LEAKS = "figure-3/mnist-mlp-iid", "sweep/mnist-mlp-iid", "figure-4/mnist-7"
 PAGE, TABLES = "docs/concepts/paper.md", "results/paper/tables.md"
 RUN = "none/niss-planned/epsilon=3/seed-1"
@@ -120,18 +118,13 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "trial's accuracy raised": (
         "accuracy",
         TUNING,
-        changed("central-dp/epsilon=3/clip=0.5/rate=0.1/hidden=16", "accuracy", lambda value: value + 0.05),
+        changed("central-dp/epsilon=3/clip=0.5/rate=0.1/hidden=32", "accuracy", lambda value: value + 0.05),
     ),
     "epsilon lowered": ("epsilon", BEYOND, changed(CENTRAL, "epsilon_joint", lambda _: 2.0)),
     "epsilon of shared noise lowered": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: 2.8)),
     "epsilon above the promise": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: 3.01)),
     "epsilon removed": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: None)),
     "marginal epsilon changed": ("epsilon", BEYOND, changed(RUN, "epsilon_marginal", lambda value: 1.02 * value)),
-    "a guarantee for NISS as printed": (
-        "epsilon",
-        BEYOND,
-        changed("none/niss-as-printed/epsilon=3/seed-1", "epsilon_joint", lambda _: 3.0),
-    ),
     "an epsilon for FedAvg": ("epsilon", BEYOND, changed("none/fedavg/seed-1", "epsilon_joint", lambda _: 8.0)),
     "less noise, DP-FedAvg": ("noise", BEYOND, changed(LOCAL, "aggregate_variance", lambda value: 0.5 * value)),
     "less noise, trusted server": (
@@ -163,7 +156,7 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "another sigma_k": ("noise", PANEL, changed("nbafl/X=1/seed-1", "sigma_k", lambda value: 2 * value)),
     "a smaller clip": ("noise", BEYOND, changed(CENTRAL, "clip", lambda value: 0.5 * value)),
     "fewer participations": ("epsilon", BEYOND, changed(CENTRAL, "participations", lambda _: 1)),
-    "stronger shares": ("epsilon", BEYOND, changed(RUN, "kappa", lambda value: 1.1 * value)),
+    "stronger shares": ("settings", BEYOND, changed(RUN, "kappa", lambda value: 1.1 * value)),
     "picture less sharp": ("attack", LEAKS, changed("none/fedavg/seed-1", "psnr", lambda value: value - 40)),
     "squared error of a picture": ("attack", LEAKS, changed("nbafl/niss/seed-1", "mse", lambda _: 0.2)),
     "loss of an attack": ("attack", LEAKS, changed("nbafl/niss/seed-1", "loss", lambda value: 3 * value)),
@@ -175,11 +168,11 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     # deletions, and what is too much
     "a cell deleted": ("cells", BEYOND, without(SEED_2)),
     "a seed of the paper's figure deleted": ("cells", PANEL, without("nbafl/X=0.6/seed-3")),
-    "a trial deleted": ("cells", TUNING, without("dp-fedavg/epsilon=3/clip=0.05/rate=0.1/hidden=16")),
+    "a trial deleted": ("tuning", TUNING, without("dp-fedavg/epsilon=3/clip=0.05/rate=0.1/hidden=32")),
     "an attack deleted": ("cells", LEAKS, without("nbafl/niss/seed-2")),
     "a cell twice": ("cells", BEYOND, twice(RUN)),
-    "all cells deleted": ("cells", SCALE, lambda content: content["cells"].clear()),
-    "another file's name": ("cells", BEYOND, lambda content: content.update(name="mnist-non-iid-client")),
+    "all cells deleted": ("cells", OTHER, lambda content: content["cells"].clear()),
+    "another file's name": ("cells", BEYOND, lambda content: content.update(name="mnist-non-iid-client-1000-of-6000")),
     # swaps
     "two methods swapped": ("noise", BEYOND, swapped(CENTRAL, LOCAL, *EVERYTHING)),
     "NISS and DP-FedAvg swapped by label": ("settings", BEYOND, swapped(RUN, LOCAL, "labels")),
@@ -209,7 +202,7 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "the tuned choice is not the best": (
         "tuning",
         TUNING,
-        lifted("niss-planned/epsilon=3/clip=0.25/rate=0.1/hidden=16", 0.06, start=29),
+        lifted("niss-planned/epsilon=3/clip=1/rate=0.2/hidden=32", 0.06, start=29),
     ),
     "an untuned rate": ("tuning", BEYOND, changed(RUN, "learning_rate", lambda value: 2 * value)),
     "tuned for another method": ("tuning", BEYOND, changed(RUN, "tuned_for", lambda _: "central-dp at epsilon 3")),
@@ -217,7 +210,7 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "a larger delta": ("settings", BEYOND, based("delta", 1e-4)),
     "more participants": ("settings", BEYOND, based("participants", 2000)),
     "tuned on fewer images": ("settings", TUNING, based("held_out", 5000)),
-    "the other split": ("settings", SCALE, based("split", "non-iid")),
+    "the other split": ("settings", OTHER, based("split", "non-iid")),
     "the paper's clip changed": ("settings", PANEL, lambda content: content["base"]["privacy"].update(clip=1.0)),
 }  # fmt: skip
 
@@ -239,11 +232,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, frozenset[Fault]]:
     """The results that mutations are made in, with the searches behind them; and what they lack of all results."""
     folder = tmp_path_factory.mktemp("few")
-    for file in {file for _, file, _ in IN_FILES.values()} | {
-        f"tuning/{HUNDRED.split('/')[1]}",
-        TUNING,
-        BEYOND,
-    }:
+    wanted = {file for _, file, _ in IN_FILES.values()}
+    for file in wanted | {file.replace("beyond/", "tuning/") for file in wanted}:
         if (source := ROOT / "results" / "paper" / f"{file}.json").exists():
             (folder / file).parent.mkdir(exist_ok=True)
             shutil.copy(source, folder / f"{file}.json")
@@ -316,12 +306,16 @@ def with_picture(
     return apply
 
 
-def restamped(png: bytes) -> bytes:
-    """Another digest in the metadata, with a right check sum."""
-    at = png.index(b"niss-data\0")
-    (length,) = struct.unpack(">I", png[at - 8 : at - 4])
-    body = b"niss-data\0" + b"0" * (length - 10)
-    return png[:at] + body + struct.pack(">I", zlib.crc32(b"tEXt" + body)) + png[at + length + 4 :]
+def with_stamp(name: str, field: str) -> Callable[[Path], None]:
+    """Another digest in the file of stamps."""
+
+    def apply(root: Path) -> None:
+        path = root / "results" / "paper" / "figures.json"
+        stamps = json.loads(path.read_text(encoding="utf-8"))
+        stamps[name][field] = "0" * 64
+        path.write_text(json.dumps(stamps), encoding="utf-8")
+
+    return apply
 
 
 def deleted(name: str) -> Callable[[Path], None]:
@@ -333,42 +327,23 @@ SHOWN: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a row of the page": ("text", with_text(r"\| MNIST, CNN, IID .*\n", "")),
     "marks of the page": ("text", with_text(r"<!-- result: figure-3 -->", "")),
     "a dark figure deleted": ("figure", deleted("results/paper/rivals-dark.png")),
-    "a dark figure of other results": ("figure", with_picture("rivals-dark.png", restamped)),
+    "a dark figure of other results": ("figure", with_stamp("rivals-dark.png", "results")),
     "a number within a sentence": (
         "text",
         with_text(r"-->97\.1 ± 0\.1 %<", "-->97.9 ± 0.1 %<"),
     ),
     "a number of the tables": ("text", with_text(r"63\.4 ± 3\.0 %", "43.4 ± 3.0 %", TABLES)),
     "a row of the tables": ("text", with_text(r"\| 1,000 of 6,000 \| central-dp .*\n", "", TABLES)),
-    "a figure's metadata": ("figure", with_picture("beyond.png", restamped)),
-    "a figure's picture": ("figure", lambda root: with_other_picture(root)),
-    "a figure cut short": ("figure", with_picture("scale.png", lambda png: png[:-100])),
+    "a figure's stamp": ("figure", with_stamp("faults.png", "picture")),
+    "all stamps deleted": ("figure", deleted("results/paper/figures.json")),
+    "a figure's picture": ("figure", with_picture("noise.png", lambda png: png + b"0")),
+    "a figure cut short": ("figure", with_picture("noise.png", lambda png: png[:-100])),
     "a figure deleted": ("figure", deleted("results/paper/figure-4.png")),
     "another figure in the docs": (
         "figure",
-        with_picture("reproduce-scale.png", restamped, "docs/images"),
+        with_picture("reproduce-noise.png", lambda png: png + b"0", "docs/images"),
     ),
 }  # fmt: skip
-
-
-def with_other_picture(root: Path) -> None:
-    """The stamps of one figure on the pixels of another."""
-    ours, other = (
-        list(chunks((root / "results" / "paper" / name).read_bytes())) for name in ("scale.png", "gaps.png")
-    )
-    kept = [chunk for chunk in ours if chunk[4:8] == b"tEXt"]
-    header, *rest = [chunk for chunk in other if chunk[4:8] != b"tEXt"]
-    png = b"\x89PNG\r\n\x1a\n" + b"".join([header, *kept, *rest])
-    (root / "results" / "paper" / "scale.png").write_bytes(png)
-
-
-def chunks(png: bytes) -> list[bytes]:
-    found, at = [], 8
-    while at < len(png):
-        length = 12 + struct.unpack(">I", png[at : at + 4])[0]
-        found.append(png[at : at + length])
-        at += length
-    return found
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -386,26 +361,17 @@ def test_a_figure_does_not_outlive_its_results(copy):
     swapped(RUN, SEED_2, *CURVE)(content)
     path.write_text(json.dumps(content), encoding="utf-8")
     shown = {fault.where.replace("-dark", "") for fault in shown_faults(copy)}
-    assert (
-        {"beyond.png", "faults.png", "tables.md"}
-        <= shown
-        <= {
-            "beyond.png",
-            "faults.png",
-            "tables.md",
-            "rivals.png",
-            "noise.png",
-        }
-    )
+    assert shown == {"faults.png", "tables.md", "rivals.png", "noise.png"}
 
 
 def test_a_file_deleted(copy):
-    (copy / "results" / "paper" / f"{SCALE}.json").unlink()
-    assert Fault("cells", SCALE, "the file is missing") in check_files(copy / "results" / "paper")
+    (copy / "results" / "paper" / f"{OTHER}.json").unlink()
+    assert Fault("cells", OTHER, "the file is missing") in check_files(copy / "results" / "paper")
     assert check_files(copy / "results" / "paper", partial=True) == []
 
 
 def test_a_file_renamed(copy):
     folder = copy / "results" / "paper" / "beyond"
-    shutil.copy(folder / "mnist-iid-client.json", folder / "mnist-non-iid-client.json")
+    name = "client-1000-of-6000.json"
+    shutil.copy(folder / f"mnist-iid-{name}", folder / f"mnist-non-iid-{name}")
     assert "cells" in {fault.kind for fault in check_files(copy / "results" / "paper")}

@@ -13,7 +13,6 @@ from experiments.reproduce.checks import setting_of
 from experiments.reproduce.design import (
     COMPARED,
     METHODS,
-    RIVALS,
     VARIANTS,
     Choice,
     Setting,
@@ -52,16 +51,16 @@ def known(monkeypatch):
     monkeypatch.setattr(promises, "LUCK", 0.3)
 
 
-def test_everyone_runs_under_what_makes_a_difference_and_keeps_the_promise(result, setting):
+def test_everyone_runs_under_what_makes_a_difference_and_keeps_the_promise(result):
     found = {(cell.labels["method"], cell.labels["variant"]) for cell in result.cells}
     wanted = {
         (name, variant.name)
-        for name in setting.methods
+        for name in METHODS
         for variant in VARIANTS.values()
         if METHODS[name].suffers(variant)
     }
     assert found == wanted
-    assert {name for name, _ in found} == {name for name in RIVALS if name in METHODS}
+    assert {name for name, _ in found} == set(METHODS)
     assert list(promise_faults(result, None)) == []
     assert result.base["sampling"] == "cyclic"
 
@@ -141,7 +140,7 @@ def test_banded_noise_inverts_the_square_root():
 def test_settings_are_found_by_their_names():
     for name in COMPARED:
         setting = find_setting(name)
-        assert setting.full_name == name
+        assert setting.name == name
         assert setting.clients % setting.participants == 0
         cut = held_out_setting(setting, {"mnist": 50_000, "cifar10": 41_667}[setting.dataset])
         assert cut.clients % cut.participants == 0

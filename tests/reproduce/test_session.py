@@ -11,7 +11,7 @@ from queue import Queue
 import pytest
 
 from experiments.reproduce import session
-from experiments.reproduce.design import find_setting
+from experiments.reproduce.design import METHODS, find_setting
 from experiments.reproduce.results import read_result, result_path
 from experiments.reproduce.session import tasks_of
 
@@ -49,7 +49,7 @@ def test_tasks_are_those_that_make_a_difference():
     assert len(names) == len(set(names))
     assert ("secagg-ddg", "repair") in names
     assert ("secagg-ddg", "tolerate") not in names
-    assert {method for method, _ in names} == set(setting.methods)
+    assert {method for method, _ in names} == set(METHODS)
 
 
 def test_nothing_that_draws_or_talks_is_needed():

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from experiments.reproduce.claims import check_claims
 from experiments.reproduce.results import Cell, Result, read_result, result_path, write_result
 from experiments.reproduce.text import TABLES, computed_text, disagreements, fill, results_folder
+from niss.cli import reproduce
+from niss.cli.reproduce import verify_command
 from niss.errors import ConfigError, RunFolderError
-
-with warnings.catch_warnings():
-    # Some releases of typer use names that click has deprecated.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import typer
-    from typer.testing import CliRunner
-
-    from niss.cli import reproduce
-    from niss.cli.reproduce import verify_command
 
 SMALL = [
     f"--set={setting}"

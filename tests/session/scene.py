@@ -15,17 +15,16 @@ import numpy as np
 from niss.accounting import Plan
 from niss.protocol import Identity, RoundOpen, decode, rounds_answered
 from niss.runs import RoundRecord
-from niss.session.coordinator import Relay
 from niss.session.limits import Limits
 from niss.session.parties import Parties
+from niss.session.ports import NO_REPLY, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup
-from niss.session.requests import NO_REPLY, Reply, Request, Stage, drive
-from niss.session.server import Session
+from niss.session.server import Session, drive
 from support.protocol_round import seeded_entropy
 
 COORDINATES, MOVED = 6, 5000
 ORDINARY = Plan(tau2=0.0, clip=5.0, neighbours=3, graph="complete")
-CARRIED = replace(ORDINARY, method="niss-carried", kappa=4.0, separation=2, on_grid=True)
+CARRIED = replace(ORDINARY, method="niss-carried", kappa=4.0, separation=2)
 
 
 class Killed(BaseException):

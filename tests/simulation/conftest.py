@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -38,3 +40,9 @@ def linear() -> nn.Module:
         module.weight.zero_()
         module.bias.zero_()
     return module
+
+
+@pytest.fixture
+def given(datasets: list[Pair], held_out: Pair, linear: nn.Module) -> dict[str, Any]:
+    """What a run is given besides its config."""
+    return {"model": linear, "clients": datasets, "test": held_out}

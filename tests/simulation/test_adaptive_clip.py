@@ -12,7 +12,7 @@ import torch
 import niss
 from niss.errors import ConfigError
 from niss.mechanism import l2_norm
-from niss.mechanism.adaptive import AdaptiveClip, bit_weight, room, short_fraction, was_short
+from niss.mechanism.clipping import AdaptiveClip, bit_weight, room, short_fraction, was_short
 from niss.methods import METHODS
 from niss.simulation.cuda import DeviceUploads
 from niss.simulation.uploads import HostUploads
@@ -91,14 +91,11 @@ def test_update_and_bit_are_within_the_clip_together(dtype, device) -> None:
 
 class TestRuns:
     @pytest.mark.parametrize("method", INDEPENDENT)
-    def test_every_method_that_clips_follows_the_norms_at_the_same_charge(
-        self, method, datasets, held_out, linear
-    ) -> None:
+    def test_every_method_that_clips_follows_the_norms_at_the_same_charge(self, method, given) -> None:
         """From a clip that is far too small it grows, and what the rounds cost is what they cost with a fixed one."""
-        materials = {"model": linear, "clients": datasets, "test": held_out}
         settings = {"methods": [{"name": method, "neighbours": 3}], "rounds": 6}
-        found = niss.run(small_config(privacy=ADAPTIVE, **settings), **materials)
-        fixed = niss.run(small_config(privacy={"epsilon": 20.0, "clip": 4.0}, **settings), **materials)
+        found = niss.run(small_config(privacy=ADAPTIVE, **settings), **given)
+        fixed = niss.run(small_config(privacy={"epsilon": 20.0, "clip": 4.0}, **settings), **given)
         clips = [line.clip for line in found.rounds]
         assert clips[-1] > clips[0] == 0.1
         assert found.epsilon == pytest.approx(fixed.epsilon, rel=1e-9)
@@ -110,44 +107,27 @@ class TestRuns:
             for view in ("mu_joint", "mu_marginal", "mu_outsider"):
                 assert getattr(one, view) == pytest.approx(getattr(other, view), rel=1e-9)
 
-    def test_fedavg_beside_the_others_does_not_clip(self, datasets, held_out, linear, tmp_path) -> None:
+    def test_fedavg_beside_the_others_does_not_clip(self, given, tmp_path) -> None:
         config = small_config(privacy=ADAPTIVE, methods=[{"name": "fedavg"}, {"name": "dp-fedavg"}])
-        niss.compare(config, model=linear, clients=datasets, test=held_out, out=tmp_path / "a")
+        niss.compare(config, **given, out=tmp_path / "a")
         assert all(line["clip"] is None for line in lines(tmp_path / "a" / "fedavg"))
         assert all(line["clip"] is not None for line in lines(tmp_path / "a" / "dp-fedavg"))
 
-    def test_the_real_protocol_does_the_same(self, datasets, held_out, linear) -> None:
+    def test_the_real_protocol_does_the_same(self, given) -> None:
         config = small_config(privacy=ADAPTIVE, exchange="protocol", rounds=6)
-        result = niss.run(config, model=linear, clients=datasets, test=held_out)
+        result = niss.run(config, **given)
         clips = [line.clip for line in result.rounds]
         assert clips[-1] > clips[0] == 0.1
         assert result.epsilon <= 20.0 * (1 + 1e-9)
 
-    def test_a_run_goes_on_with_the_clip_it_had(self, datasets, held_out, linear, tmp_path) -> None:
-        materials = {"model": linear, "clients": datasets, "test": held_out}
-        config = small_config(privacy=ADAPTIVE)
-        niss.run(config, out=tmp_path / "whole", **materials)
-
-        class Killed(Exception):
-            pass
-
-        def dying(event) -> None:
-            if event.round == 2:
-                raise Killed
-
-        with pytest.raises(Killed):
-            niss.run(config, out=tmp_path / "cut", progress=dying, **materials)
-        niss.resume(tmp_path / "cut", **materials)
-        assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
-
-    def test_a_round_that_is_lost_leaves_the_clip_as_it_was(self, datasets, held_out, linear) -> None:
+    def test_a_round_that_is_lost_leaves_the_clip_as_it_was(self, given) -> None:
         config = small_config(
             privacy=ADAPTIVE,
             rounds=6,
             protocol={"dropout": 0.3},
             methods=[{"name": "secagg-ddg", "threshold": 5}],
         )
-        found = niss.run(config, model=linear, clients=datasets, test=held_out).rounds
+        found = niss.run(config, **given).rounds
         lost = [place for place, line in enumerate(found[:-1]) if line.void]
         assert lost, "the seed loses some"
         for place in lost:

@@ -14,13 +14,13 @@ import pytest
 import niss
 from niss.accounting import make_terms
 from niss.accounting.ledger_file import LedgerFile
-from niss.protocol.agreement import LINKS_PER_ROUND, link_of
+from niss.protocol.keys import LINKS_PER_ROUND, link_of
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
-from niss.simulation import method_run
-from niss.simulation import round as round_module
+from niss.simulation import federation
 from niss.simulation.exchange import Played
-from support.federation import small_config
+from niss.simulation.method_run import CheckpointFolder
+from support.federation import exchange_of, killed, small_config
 
 PLAN = niss.Plan(clip=1.0, epsilon=3.0, neighbours=3, attempts=LINKS_PER_ROUND)
 SEED = 15
@@ -30,10 +30,6 @@ SEED = 15
 def unlucky(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every first attempt is refused: the terms have half the noise that graphs were found to need."""
     monkeypatch.setattr("niss.accounting.terms._MARGIN", 0.5)
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing in the product may catch it."""
 
 
 def entropy(seed: int) -> Callable[[int], bytes]:
@@ -48,14 +44,14 @@ def play(
     size: int = 12,
     mode: str = "tolerate",
 ) -> tuple[Played, np.ndarray, RoundRecord]:
-    exchange = Played(plan, rounds=1, coordinates=4, mode=mode, entropy=entropy(seed))
-    total, record = exchange.exchange(
+    exchange = exchange_of(plan, rounds=1, coordinates=4, mode=mode, entropy=entropy(seed))
+    summed = exchange.exchange(
         0,
         np.arange(size),
         lambda _seat: np.zeros(4),
-        charge=lambda mus, marginal, attempt: charges.append((mus[0], marginal, attempt)),
+        charge=lambda charge, attempt: charges.append((charge.mu2[0], charge.marginal_mu2, attempt)),
     )
-    return exchange, total, record
+    return exchange, summed.total, summed.record
 
 
 def allowed(plan: niss.Plan) -> float:
@@ -74,7 +70,7 @@ def test_the_next_attempt_has_its_own_link_and_more_noise() -> None:
     assert record.attempts == terms.attempt + 1 > 1
     assert agreed.opened.beacon.index == link_of(0, terms.attempt)
     assert terms.residual_variance >= 1.1 * first.residual_variance
-    assert charges == [(record.mu_joint, record.mu_marginal, terms.attempt)], "one charge"
+    assert charges == [(record.mu_joint**2, record.mu_marginal**2, terms.attempt)], "one charge"
     assert record.mu_joint <= allowed(PLAN)
     assert record.exact
 
@@ -108,7 +104,7 @@ def test_the_same_entropy_plays_the_same_attempts() -> None:
 
 def test_no_more_attempts_than_links() -> None:
     with pytest.raises(niss.errors.ConfigError, match=r"plan\.attempts"):
-        Played(replace(PLAN, attempts=LINKS_PER_ROUND + 1), rounds=1, coordinates=4)
+        exchange_of(replace(PLAN, attempts=LINKS_PER_ROUND + 1), rounds=1, coordinates=4)
 
 
 def test_delta_pays_for_every_attempt() -> None:
@@ -123,7 +119,7 @@ def test_delta_pays_for_every_attempt() -> None:
 
 def protocol_run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on runs draw keys, beacons and noise from this seed."""
-    monkeypatch.setattr(round_module, "Played", partial(Played, entropy=entropy(seed)))
+    monkeypatch.setattr(federation, "Played", partial(Played, entropy=entropy(seed)))
 
 
 def twelve(**changes: Any) -> niss.Config:
@@ -133,25 +129,17 @@ def twelve(**changes: Any) -> niss.Config:
 
 @pytest.mark.usefixtures("unlucky")
 def test_a_run_goes_on_tells_of_it_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given
 ) -> None:
-    materials = {"model": linear, "clients": datasets, "test": held_out}
-    append = method_run.CheckpointFolder.append_round
-
-    def dying(self: method_run.CheckpointFolder, metrics: dict[str, Any], seconds: float) -> None:
-        append(self, metrics, seconds)
-        if metrics.round == 1:
-            raise Killed
-
     protocol_run(SEED, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(method_run.CheckpointFolder, "append_round", dying)
-        with pytest.raises(Killed):
-            niss.run(twelve(), out=tmp_path / "a", **materials)
+    with killed(
+        monkeypatch, CheckpointFolder, "append_round", lambda _, record, __: record.round == 1, after=True
+    ):
+        niss.run(twelve(), out=tmp_path / "a", **given)
     # Round 1 had several attempts, and one charge. No checkpoint holds it: it is played, and charged, anew.
     assert len(LedgerFile.read(tmp_path / "a" / "ledger.jsonl").entries) == 1
     protocol_run(SEED, monkeypatch)
-    result = niss.resume(tmp_path / "a", **materials)
+    result = niss.resume(tmp_path / "a", **given)
     attempts = [line.attempts for line in result.rounds]
     assert min(attempts) > 1
     again = sum(attempts) - 3
@@ -163,43 +151,32 @@ def test_a_run_goes_on_tells_of_it_and_resumes(
     assert result.statement.epsilon_joint <= 20.0 * (1 + 1e-9)
 
 
-def test_a_resumed_ledger_has_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
-) -> None:
+def test_a_resumed_ledger_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given) -> None:
     """Noise and keys are never drawn twice, but on a complete graph the cost of a round does not depend on them."""
-    materials = {"model": linear, "clients": datasets, "test": held_out}
     config = twelve(methods=[{"name": "niss", "neighbours": 11, "graph": "complete"}])
-    niss.run(config, out=tmp_path / "whole", **materials)
-    save = method_run.CheckpointFolder.save_checkpoint
-
-    def dying(self: method_run.CheckpointFolder, checkpoint: method_run.Checkpoint) -> None:
-        if checkpoint.rounds == 2:
-            raise Killed
-        save(self, checkpoint)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(method_run.CheckpointFolder, "save_checkpoint", dying)
-        with pytest.raises(Killed):
-            niss.run(config, out=tmp_path / "cut", **materials)
-    niss.resume(tmp_path / "cut", **materials)
+    niss.run(config, out=tmp_path / "whole", **given)
+    with killed(
+        monkeypatch, CheckpointFolder, "save_checkpoint", lambda _, checkpoint: checkpoint.rounds == 2
+    ):
+        niss.run(config, out=tmp_path / "cut", **given)
+    niss.resume(tmp_path / "cut", **given)
     whole, cut = ((tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, datasets, held_out, linear) -> None:
-    materials = {"model": linear, "clients": datasets, "test": held_out}
-    niss.run(twelve(), out=tmp_path / "a", **materials)
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, given) -> None:
+    niss.run(twelve(), out=tmp_path / "a", **given)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    niss.resume(tmp_path / "a", **materials)
+    niss.resume(tmp_path / "a", **given)
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
 
 
 @pytest.mark.usefixtures("unlucky")
 def test_a_run_whose_attempts_are_used_up_ends_with_its_ledger_untouched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets, held_out, linear
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given
 ) -> None:
     protocol_run(SEED, monkeypatch)
-    monkeypatch.setattr("niss.protocol.agreement.LINKS_PER_ROUND", 1)
+    monkeypatch.setattr("niss.protocol.keys.LINKS_PER_ROUND", 1)
     with pytest.raises(niss.errors.PrivacyError, match="more neighbours"):
-        niss.run(twelve(), out=tmp_path / "a", model=linear, clients=datasets, test=held_out)
+        niss.run(twelve(), out=tmp_path / "a", **given)
     assert not LedgerFile.read(tmp_path / "a" / "ledger.jsonl").entries

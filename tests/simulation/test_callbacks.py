@@ -18,7 +18,7 @@ from support.federation import small_config
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "callbacks.md"
 
 
-def test_every_round_is_told_once_it_is_on_disk(datasets, held_out, linear, tmp_path) -> None:
+def test_every_round_is_told_once_it_is_on_disk(given, tmp_path) -> None:
     told: list[RoundRecord] = []
 
     def on_round(record: RoundRecord) -> None:
@@ -28,20 +28,18 @@ def test_every_round_is_told_once_it_is_on_disk(datasets, held_out, linear, tmp_
         if len(told) == 2:
             raise KeyboardInterrupt
 
-    materials: dict[str, Any] = {"model": linear, "clients": datasets, "test": held_out}
     with pytest.raises(KeyboardInterrupt):
-        niss.run(small_config(), out=tmp_path / "run", on_round=on_round, **materials)
-    result = niss.resume(tmp_path / "run", on_round=told.append, **materials)
+        niss.run(small_config(), out=tmp_path / "run", on_round=on_round, **given)
+    result = niss.resume(tmp_path / "run", on_round=told.append, **given)
     assert isinstance(result, niss.simulation.RunResult)
     assert told == result.rounds
 
 
-def test_a_comparison_has_no_single_record_of_a_round(datasets, held_out, linear, tmp_path) -> None:
+def test_a_comparison_has_no_single_record_of_a_round(given, tmp_path) -> None:
     config = small_config(methods=[{"name": "fedavg"}, {"name": "dp-fedavg"}])
-    materials: dict[str, Any] = {"model": linear, "clients": datasets, "test": held_out}
-    niss.compare(config, out=tmp_path / "run", **materials)
+    niss.compare(config, out=tmp_path / "run", **given)
     with pytest.raises(niss.errors.ConfigError, match="comparison") as refused:
-        niss.resume(tmp_path / "run", on_round=print, **materials)
+        niss.resume(tmp_path / "run", on_round=print, **given)
     assert refused.value.field == "on_round"
 
 
@@ -87,12 +85,12 @@ RECIPES = [
 
 
 @pytest.fixture
-def small(datasets, held_out, linear) -> dict[str, Any]:
+def small(given) -> dict[str, Any]:
     """What a recipe finds: a `niss` whose runs are small ones."""
     small_niss, results = ModuleType("niss"), []
 
     def run(config: Any, **more: Any) -> Any:
-        results.append(niss.run(config, model=linear, clients=datasets, test=held_out, **more))
+        results.append(niss.run(config, **given, **more))
 
     small_niss.run = run  # type: ignore[attr-defined]
     return {"niss": small_niss, "config": small_config(), "results": results}

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError
-from niss.simulation import materials
-from niss.simulation.materials import Clients
+from niss.simulation import inputs as inputs_module
+from niss.simulation.inputs import own_clients
+from niss.simulation.training import Clients
 
 sizes = st.lists(st.integers(1, 5), min_size=2, max_size=30)
 
@@ -24,7 +25,7 @@ sizes = st.lists(st.integers(1, 5), min_size=2, max_size=30)
 def test_rows_are_those_of_each_client(sizes: list[int], seed: int) -> None:
     order = np.random.default_rng(seed).permutation(sum(sizes))
     rows = np.split(order, np.cumsum(sizes)[:-1])
-    clients = Clients(rows, None)
+    clients = Clients(sizes, None, torch.from_numpy(order))
     assert len(clients) == len(sizes)
     assert clients.sizes.tolist() == sizes
     for client, wanted in enumerate(rows):
@@ -42,8 +43,8 @@ def test_datasets_end_to_end_are_what_cat_makes_of_them(sizes: list[int], togeth
         for size, kind in zip(sizes, kinds, strict=True)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(materials, "_TENSORS_OF_A_PART", together)
-        clients = Clients.from_datasets(pairs)
+        patch.setattr(inputs_module, "_TENSORS_OF_A_PART", together)
+        clients = own_clients(pairs)
     assert clients.sizes.tolist() == sizes
     inputs, labels = clients.hand_over()
     wanted = torch.cat([torch.from_numpy(one) for one, _ in pairs])
@@ -74,7 +75,7 @@ def test_a_client_takes_no_more_memory_than_its_numbers() -> None:
     """Python's part alone: torch keeps its numbers out of sight."""
     tracemalloc.start()
     try:
-        clients = Clients.from_datasets(Many())
+        clients = own_clients(Many())
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -85,4 +86,4 @@ def test_a_client_takes_no_more_memory_than_its_numbers() -> None:
 def test_inputs_of_different_shapes_are_refused() -> None:
     pairs = [(np.zeros((1, 2)), np.zeros(1, int)), (np.zeros((1, 3)), np.zeros(1, int))]
     with pytest.raises(ConfigError, match="different shapes"):
-        Clients.from_datasets(pairs)
+        own_clients(pairs)

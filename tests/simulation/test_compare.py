@@ -10,30 +10,19 @@ import niss
 from support.federation import small_config
 
 
-def test_methods_are_paired(datasets, held_out, linear):
+def test_methods_are_paired(given):
     """With practically no noise, dp-fedavg and niss walk the path of the same clipped averaging."""
     methods = [{"name": "dp-fedavg"}, {"name": "central-dp"}, {"name": "niss", "neighbours": 3}]
     config = small_config(privacy={"epsilon": 1e12, "clip": 1.0}, methods=methods)
-    results = niss.compare(config, model=linear, clients=datasets, test=held_out).results
+    results = niss.compare(config, **given).results
     for other in results[1:]:
         for name, tensor in results[0].state_dict.items():
             assert torch.allclose(tensor, other.state_dict[name], atol=1e-4)
 
 
-def test_a_comparison_equals_its_runs_one_by_one(datasets, held_out, linear):
-    methods = [{"name": "dp-fedavg"}, {"name": "niss", "neighbours": 3}]
-    together = niss.compare(small_config(methods=methods), model=linear, clients=datasets, test=held_out)
-    for method, result in zip(methods, together.results, strict=True):
-        alone = niss.run(small_config(methods=[method]), model=linear, clients=datasets, test=held_out)
-        assert alone.summary == result.summary
-        assert alone.rounds == result.rounds
-
-
-def test_the_summary_has_the_promised_fields(datasets, held_out, linear):
+def test_the_summary_has_the_promised_fields(given):
     methods = [{"name": "fedavg"}, {"name": "niss", "kappa": 2.0, "neighbours": 3}]
-    summary = niss.compare(
-        small_config(methods=methods), model=linear, clients=datasets, test=held_out
-    ).summary
+    summary = niss.compare(small_config(methods=methods), **given).summary
     fields = {
         "method",
         "kappa",
@@ -51,9 +40,9 @@ def test_the_summary_has_the_promised_fields(datasets, held_out, linear):
     assert shared["kappa"] == 2.0
 
 
-def test_results_are_found_by_label_and_have_attributes(datasets, held_out, linear):
+def test_results_are_found_by_label_and_have_attributes(given):
     methods = [{"name": "fedavg"}, {"name": "niss", "label": "shared", "neighbours": 3}]
-    comparison = niss.compare(small_config(methods=methods), model=linear, clients=datasets, test=held_out)
+    comparison = niss.compare(small_config(methods=methods), **given)
     assert [result.label for result in comparison] == ["fedavg", "shared"]
     assert len(comparison) == 2
     shared = comparison["shared"]
@@ -67,25 +56,25 @@ def test_results_are_found_by_label_and_have_attributes(datasets, held_out, line
         comparison["niss"]
 
 
-def test_another_seed_gives_another_run_and_the_same_seed_the_same(datasets, held_out, linear):
+def test_another_seed_gives_another_run_and_the_same_seed_the_same(given):
     def weights(seed):
-        result = niss.run(small_config(seed=seed), model=linear, clients=datasets, test=held_out)
+        result = niss.run(small_config(seed=seed), **given)
         return result.state_dict["weight"].numpy()
 
     assert np.array_equal(weights(3), weights(3))
     assert not np.array_equal(weights(3), weights(4))
 
 
-def test_the_global_generators_are_left_alone(datasets, held_out, linear):
+def test_the_global_generators_are_left_alone(given):
     state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 (watched, not used)
-    niss.run(small_config(), model=linear, clients=datasets, test=held_out)
+    niss.run(small_config(), **given)
     assert torch.equal(torch.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
 
 
-def test_the_users_model_is_not_touched(datasets, held_out, linear):
-    niss.run(small_config(), model=linear, clients=datasets, test=held_out)
-    assert float(linear.weight.detach().abs().max()) == 0.0
+def test_the_users_model_is_not_touched(given):
+    niss.run(small_config(), **given)
+    assert float(given["model"].weight.detach().abs().max()) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -98,22 +87,21 @@ def test_the_users_model_is_not_touched(datasets, held_out, linear):
         ({"clients": [(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))]}, "at least two"),
     ],
 )
-def test_wrong_data_is_refused_before_any_work(datasets, held_out, linear, changes, match):
-    given = {"model": linear, "clients": datasets, "test": held_out, **changes}
+def test_wrong_data_is_refused_before_any_work(given, changes, match):
     with pytest.raises(niss.errors.ConfigError, match=match):
-        niss.run(small_config(), **given)
+        niss.run(small_config(), **{**given, **changes})
 
 
-def test_several_methods_need_compare(datasets, held_out, linear):
+def test_several_methods_need_compare(given):
     config = small_config(methods=[{"name": "fedavg"}, {"name": "niss"}])
     with pytest.raises(niss.errors.ConfigError, match="compare"):
-        niss.run(config, model=linear, clients=datasets, test=held_out)
+        niss.run(config, **given)
 
 
-def test_progress_is_told_every_round(datasets, held_out, linear):
+def test_progress_is_told_every_round(given):
     events = []
     config = small_config(methods=[{"name": "fedavg"}, {"name": "dp-fedavg"}], evaluate_every=3)
-    niss.compare(config, model=linear, clients=datasets, test=held_out, progress=events.append)
+    niss.compare(config, **given, progress=events.append)
     assert [(event.label, event.round) for event in events] == [
         (label, number) for number in (1, 2, 3, 4) for label in ("fedavg", "dp-fedavg")
     ]

@@ -101,8 +101,11 @@ def test_the_demo_takes_part_six_times():
         ({"privacy": {"mechanism": "classical"}}, "allow_invalid"),
         ({"privacy": {"epsilon": [1.0, 2.0]}}, "privacy.epsilon: 2 values for 1000 clients"),
         ({"privacy": {"delta": 1.5}}, "privacy.delta"),
-        ({"methods": [{"distortion": "scalar"}]}, "only the additive distortion can be calibrated"),
-        ({"methods": [{"graph": "coalition"}]}, "groups"),
+        (
+            {"methods": [{"distortion": "scalar"}]},
+            "methods.tau2: only the additive distortion can be calibrated",
+        ),
+        ({"methods": [{"graph": "coalition"}]}, "methods.groups: a coalition graph needs groups"),
         ({"methods": [{"name": "niss"}, {"name": "niss"}]}, "its own label"),
         ({"methods": [{"label": "../up"}]}, "name of a folder"),
     ],

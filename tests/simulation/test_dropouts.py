@@ -10,8 +10,7 @@ import pytest
 import niss
 from niss.accounting import RoundPlan
 from niss.randomness import SimStream
-from niss.simulation.carrying import can_repair
-from niss.simulation.sampling import absent_seats
+from niss.simulation.federation import absent_seats, can_repair
 from niss.simulation.uploads import HostUploads
 from support.federation import small_config
 
@@ -92,7 +91,7 @@ def test_someone_always_stays():
 
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
-def test_every_method_loses_the_same_clients_and_none_breaks_its_promise(datasets, held_out, linear, mode):
+def test_every_method_loses_the_same_clients_and_none_breaks_its_promise(given, mode):
     names = ("fedavg", "dp-fedavg", "central-dp", "niss")
     config = small_config(
         rounds=3,
@@ -101,7 +100,7 @@ def test_every_method_loses_the_same_clients_and_none_breaks_its_promise(dataset
         protocol={"mode": mode, "dropout": 0.2},
         methods=[{"name": name, "neighbours": 5} for name in names],
     )
-    results = niss.compare(config, model=linear, clients=datasets, test=held_out).results
+    results = niss.compare(config, **given).results
     lost = [[line.dropped for line in result.rounds] for result in results]
     assert sum(lost[0]) > 0
     assert all(row == lost[0] for row in lost)
@@ -115,7 +114,7 @@ def test_every_method_loses_the_same_clients_and_none_breaks_its_promise(dataset
             assert result.statement.epsilon_joint <= 50.0 * (1 + 1e-9)
 
 
-def test_without_distortion_a_repaired_round_is_the_survivors_mean(datasets, held_out, linear):
+def test_without_distortion_a_repaired_round_is_the_survivors_mean(given):
     """tau = 0, repaired: as FedAvg on the same survivors, since no update is clipped."""
     config = small_config(
         rounds=2,
@@ -124,7 +123,7 @@ def test_without_distortion_a_repaired_round_is_the_survivors_mean(datasets, hel
         protocol={"mode": "repair", "dropout": 0.2},
         methods=[{"name": "fedavg"}, {"name": "niss", "neighbours": 5, "tau2": 0.0}],
     )
-    plain, shared = niss.compare(config, model=linear, clients=datasets, test=held_out).results
+    plain, shared = niss.compare(config, **given).results
     assert all(line.dropped for line in plain.rounds)
     for name, weights in plain.state_dict.items():
         np.testing.assert_allclose(shared.state_dict[name].numpy(), weights.numpy(), atol=1e-3)

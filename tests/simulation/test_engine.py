@@ -77,6 +77,7 @@ def test_a_method_ends_the_same_alone_and_beside_others(monkeypatch: pytest.Monk
     for method, result in zip(methods, together.results, strict=True):
         alone = niss.run(with_engine("cohort", methods=[method]), **given)
         np.testing.assert_array_equal(weights_of(alone), weights_of(result))
+        assert (alone.summary, alone.rounds) == (result.summary, result.rounds)
     # With room for the updates of one method only, they take turns, and nothing changes.
     monkeypatch.setattr(training_module, "TOGETHER_BYTES", 1)
     in_turns = niss.compare(with_engine("cohort", methods=methods), **given)

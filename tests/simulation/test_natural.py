@@ -17,7 +17,7 @@ from niss.learning import TokenSamples
 from niss.randomness import SimStream
 from niss.settings import to_values
 from niss.simulation import Config, make_config, with_overrides
-from niss.simulation.materials import gather_together, sample_spec, to_tensors
+from niss.simulation.inputs import gather_together, sample_spec, to_tensors
 
 SIZES = (3, 1, 4, 2, 5, 2)
 OWNERS = np.random.default_rng(4).permutation(np.repeat(np.arange(len(SIZES)), SIZES))
@@ -170,7 +170,7 @@ def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
     labels = (inputs + 2) % 5
     owners, letters = np.repeat(np.arange(12), 4), tuple("abcde")
     texts = Dataset("texts", inputs, labels, inputs[::4], labels[::4], 5, vocabulary=letters, owners=owners)
-    monkeypatch.setattr("niss.simulation.materials.load_dataset", lambda *_, **__: texts)
+    monkeypatch.setattr("niss.simulation.inputs.load_dataset", lambda *_, **__: texts)
     config = with_overrides(
         config_of(split="natural", clients=12, dataset="texts"),
         {"rounds": 30, "training.participants": 6, "training.learning_rate": 1.0, "training.engine": "plain"},
@@ -192,7 +192,7 @@ def test_a_model_of_another_kind_is_refused_before_anything_is_downloaded(monkey
     def fetched(*_: Any, **__: Any) -> Dataset:
         raise AssertionError("read the data first")
 
-    monkeypatch.setattr("niss.simulation.materials.load_dataset", fetched)
+    monkeypatch.setattr("niss.simulation.inputs.load_dataset", fetched)
     for dataset, name in (("shakespeare", "mlp"), ("cifar10", "gru")):
         config = with_overrides(config_of(dataset=dataset), {"model.name": name})
         with pytest.raises(ConfigError, match=r"takes .* and the data are"):

@@ -40,11 +40,11 @@ def gaussian_epsilon(mu: float, delta: float = 1e-5) -> float:
 @pytest.mark.parametrize("sampling", ["shuffled", "uniform"])
 @pytest.mark.parametrize(("unit", "relation"), UNITS)
 def test_the_server_of_central_dp_and_the_outsider_are_told_the_same(
-    datasets, held_out, linear, unit: str, relation: str, sampling: str
+    given, unit: str, relation: str, sampling: str
 ) -> None:
     """Both claims are about someone who sees the released models; without amplification they are one number."""
     config = config_of(unit, relation, sampling, {"name": "central-dp"}, rounds=2)
-    statement = niss.run(config, model=linear, clients=datasets, test=held_out).statement
+    statement = niss.run(config, **given).statement
     assert statement.relation == relation
     assert statement.epsilon_joint is not None
     if sampling == "shuffled":
@@ -56,13 +56,13 @@ def test_the_server_of_central_dp_and_the_outsider_are_told_the_same(
 @pytest.mark.parametrize("method", ["dp-fedavg", "niss"])
 @pytest.mark.parametrize(("unit", "relation"), UNITS)
 def test_the_outsider_recomputed_from_the_noise_in_the_sum(
-    datasets, held_out, linear, unit: str, relation: str, method: str
+    given, unit: str, relation: str, method: str
 ) -> None:
     config = config_of(unit, relation, "shuffled", {"name": method, "neighbours": 3}, rounds=4)
-    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    result = niss.run(config, **given)
     moved = {"zero-out": 1.0, "replace-one": 2.0}[relation] * CLIP / SIZE
     if unit == "record":
-        moved *= RATE / min(len(labels) for _, labels in datasets)
+        moved *= RATE / min(len(labels) for _, labels in given["clients"])
     variances = sorted(line.aggregate_variance_predicted for line in result.rounds)
     # Every client is in two of the four rounds. A record of a client with many moves less than assumed here.
     mu = math.sqrt(sum(moved**2 / variance for variance in variances[:2]))
@@ -77,10 +77,10 @@ def test_the_outsider_recomputed_from_the_noise_in_the_sum(
         )
 
 
-def test_through_the_protocol_a_replacement_moves_the_sum_twice_as_far(datasets, held_out, linear) -> None:
+def test_through_the_protocol_a_replacement_moves_the_sum_twice_as_far(given) -> None:
     method = {"name": "niss", "neighbours": 3}
     config = config_of("client", "replace-one", "shuffled", method, rounds=1, exchange="protocol")
-    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    result = niss.run(config, **given)
     [line] = result.rounds
     mu = 2.0 * CLIP / SIZE / math.sqrt(line.aggregate_variance_predicted)
     assert line.mu_outsider == pytest.approx(mu)
@@ -94,22 +94,18 @@ def test_through_the_protocol_a_replacement_moves_the_sum_twice_as_far(datasets,
         {"training": {"weights": "declared"}},
     ],
 )
-def test_clients_that_are_not_alike_get_no_credit_for_being_drawn_in_secret(
-    datasets, held_out, linear, changes
-) -> None:
+def test_clients_that_are_not_alike_get_no_credit_for_being_drawn_in_secret(given, changes) -> None:
     config = to_values(config_of("client", "zero-out", "uniform", {"name": "central-dp"}, rounds=2))
     for section, values in changes.items():
         config[section] |= values
-    statement = niss.run(niss.make_config(config), model=linear, clients=datasets, test=held_out).statement
+    statement = niss.run(niss.make_config(config), **given).statement
     assert "differ" in statement.outsider
 
 
 @pytest.mark.parametrize("distortion", ["scalar", "coordinate"])
-def test_noise_that_is_no_gaussian_gets_no_number_from_its_variance(
-    datasets, held_out, linear, distortion: str
-) -> None:
+def test_noise_that_is_no_gaussian_gets_no_number_from_its_variance(given, distortion: str) -> None:
     method = {"name": "niss", "neighbours": 3, "tau2": 0.5, "distortion": distortion}
     config = config_of("client", "zero-out", "shuffled", method, rounds=2)
-    statement = niss.run(config, model=linear, clients=datasets, test=held_out).statement
+    statement = niss.run(config, **given).statement
     assert statement.outsider is None
     assert statement.epsilon_outsider == statement.epsilon_joint

@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from niss.accounting import forecast
-from niss.accounting.plan_settings import USUAL, USUAL_METHOD, run_arguments, settings_of_plan
 from niss.cli import app
 from niss.cli.simulate import run_command
 from niss.errors import ConfigError
 from niss.settings import to_values
-from niss.simulation import Config, make_config
-from niss.simulation.config import with_overrides
+from niss.simulation import make_config
+from niss.simulation.config import settings_of_plan, with_overrides
+from niss.ui.planning import run_arguments
 
 
 def printed(*options: str) -> dict[str, Any]:
@@ -122,15 +122,6 @@ def test_more_rounds_than_were_planned_for_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(printed(*ROUND)), encoding="utf-8")
     with pytest.raises(ConfigError, match="the plan is for 3"):
         run_command(plan=path, rounds=60, out=tmp_path / "out")
-
-
-def test_what_is_usual_is_what_a_simulation_has() -> None:
-    config = Config()
-    for key, value in USUAL.items():
-        section, name = key.split(".")
-        assert getattr(getattr(config, section), name) == value, key
-    for name, value in USUAL_METHOD.items():
-        assert getattr(config.methods[0], name) == value, name
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def assert_equal_runs(found: Path, expected: Path, tolerance: float = 1e-10) -> 
     for name in ("privacy.json", "diagnostics.jsonl"):
         assert (found / name).read_bytes() == (expected / name).read_bytes(), name
     with LedgerFile.open(found / "ledger.jsonl") as one, LedgerFile.open(expected / "ledger.jsonl") as other:
-        assert [entry.mus for entry in one.entries] == [entry.mus for entry in other.entries]
+        assert [entry.charges for entry in one.entries] == [entry.charges for entry in other.entries]
 
 
 @pytest.mark.parametrize("name", CASES)

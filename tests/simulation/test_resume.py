@@ -2,72 +2,95 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
+from pathlib import Path
 
 import pytest
 
 import niss
 from niss.accounting.ledger_file import LedgerFile
+from niss.files import CHECKPOINT
 from niss.methods import METHODS
+from niss.runs import RoundRecord
 from niss.simulation import compare_together, make_config, method_run
 from niss.simulation.config import with_overrides
-from support.federation import small_config
-
-SAME_BYTES = (
-    "metrics.jsonl",
-    "ledger.jsonl",
-    "model.safetensors",
-    "privacy.json",
-    "result.json",
-    "checkpoint.safetensors",
-)
-MOMENTS = ("inside charge", "before append", "after append", "inside checkpoint", "before result")
+from niss.simulation.round import OpenRound
+from support.federation import assert_resumes, assert_same_run, killed, small_config
 
 
-class Killed(BaseException):
-    """Stands for kill -9: nothing in the product may catch it."""
+def half_written(file: LedgerFile, line: bytes) -> bool:
+    """The third charge gets half of its line onto the disk."""
+    if len(file.entries) == 2:
+        with file.path.open("ab") as end:
+            end.write(line[: len(line) // 2])
+    return len(file.entries) == 2
 
 
-@pytest.fixture
-def materials(datasets, held_out, linear):
-    return {"model": linear, "clients": datasets, "test": held_out}
+def third_checkpoint(path: Path, _content: bytes) -> bool:
+    """It gets no further than its temporary file."""
+    return path.name == CHECKPOINT and path.exists() and b'"rounds":"2"' in path.read_bytes()
 
 
-def assert_same_run(one, other):
-    for name in SAME_BYTES:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+def third_round(_folder: method_run.CheckpointFolder, record: RoundRecord, _seconds: float) -> bool:
+    return record.round == 3
+
+
+MOMENTS = {
+    "inside charge": (LedgerFile, "_append", half_written),
+    "before append": (method_run.CheckpointFolder, "append_round", third_round),
+    "inside checkpoint": (method_run, "write_atomically", third_checkpoint),
+    "before result": (method_run.MethodRun, "conclude", lambda _run: True),
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, materials, method, moment):
+@pytest.mark.parametrize("moment", [*MOMENTS, "after append"])
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, given, method, moment):
     config = small_config(methods=[{"name": method, "neighbours": 3}], privacy={"epsilon": 8.0, "clip": 1.0})
-    niss.run(config, out=tmp_path / "whole", **materials)
-
-    with monkeypatch.context() as patch:
-        _kill_at(patch, moment)
-        with pytest.raises(Killed):
-            niss.run(config, out=tmp_path / "cut", **materials)
-    assert not (tmp_path / "cut" / "result.json").exists()
-    niss.resume(tmp_path / "cut", **materials)
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    after = moment == "after append"
+    death = MOMENTS["before append" if after else moment]
+    assert_resumes(tmp_path, config, given, monkeypatch, *death, after=after)
 
 
 @pytest.mark.parametrize("method", ["niss", "niss-carried", "central-mf"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "yogi"])
-def test_what_the_server_remembers_is_resumed(tmp_path, monkeypatch, materials, method, optimizer):
+def test_what_the_server_remembers_is_resumed(tmp_path, monkeypatch, given, method, optimizer):
     config = with_overrides(
         small_config(methods=[{"name": method}], privacy={"epsilon": 8.0, "clip": 1.0}),
         {"training.server_optimizer": optimizer, "training.server_rate": 0.1},
     )
-    niss.run(config, out=tmp_path / "whole", **materials)
-    with monkeypatch.context() as patch:
-        _kill_at(patch, "inside checkpoint")
-        with pytest.raises(Killed):
-            niss.run(config, out=tmp_path / "cut", **materials)
-    niss.resume(tmp_path / "cut", **materials)
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert_resumes(tmp_path, config, given, monkeypatch, *MOMENTS["inside checkpoint"])
+
+
+@pytest.mark.parametrize("rounds_done", [1, 2, 3])
+@pytest.mark.parametrize(("method", "mode"), [({}, "tolerate"), ({"closing": True}, "repair")])
+def test_a_run_that_carries_noise_and_lost_clients_is_resumed(
+    tmp_path, monkeypatch, given, method, mode, rounds_done
+):
+    """What is carried is drawn again from seeds, as is who was lost in the round before."""
+    config = small_config(
+        methods=[{"carry": True, **method}],
+        privacy={"epsilon": 8.0, "clip": 1.0},
+        protocol={"dropout": 0.3, "mode": mode},
+    )
+    death = OpenRound, "finish", lambda opened, _uploads: opened.number == rounds_done
+    assert_resumes(tmp_path, config, given, monkeypatch, *death)
+
+
+def test_the_clip_that_follows_the_norms_is_resumed(tmp_path, monkeypatch, given):
+    config = small_config(privacy={"epsilon": 20.0, "clip": 4.0, "quantile": 0.5, "first_clip": 0.1})
+    assert_resumes(tmp_path, config, given, monkeypatch, *MOMENTS["before append"])
+
+
+def test_the_separation_of_cohorts_is_kept_also_after_an_interruption(tmp_path, monkeypatch, given):
+    training = {"participants": 3, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
+    training |= {"sampling": "uniform", "separation": 3}
+    config = small_config(rounds=8, training=training, methods=[{"name": "central-mf"}])
+    cut = assert_resumes(tmp_path, config, given, monkeypatch, *MOMENTS["before append"])
+    rounds = [set(entry.charges) for entry in LedgerFile.read(cut / "ledger.jsonl").entries]
+    for number, cohort in enumerate(rounds):
+        assert not any(cohort & earlier for earlier in rounds[max(number - 2, 0) : number])
 
 
 def test_folders_that_lack_newer_settings_are_continued(tmp_path, monkeypatch):
@@ -76,10 +99,8 @@ def test_folders_that_lack_newer_settings_are_continued(tmp_path, monkeypatch):
         {"rounds": 3, "data": {"clients": 20, "samples_per_client": 5}, "training": {"participants": 4}}
     )
     compare_together({"one": config}, out=tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        _kill_at(patch, "after append")
-        with pytest.raises(Killed):
-            compare_together({"one": config}, out=tmp_path / "cut")
+    with killed(monkeypatch, *MOMENTS["before append"], after=True):
+        compare_together({"one": config}, out=tmp_path / "cut")
     for path in (tmp_path / "cut").rglob("manifest.json"):
         manifest = json.loads(path.read_text())
         for name in ("optimizer", "momentum", "beta2", "epsilon"):
@@ -89,77 +110,26 @@ def test_folders_that_lack_newer_settings_are_continued(tmp_path, monkeypatch):
     assert_same_run(tmp_path / "whole" / "one" / "niss", tmp_path / "cut" / "one" / "niss")
 
 
-def _kill_at(patch, moment):
-    append, write = method_run.CheckpointFolder.append_round, method_run.write_atomically
-    charge, conclude = LedgerFile._append, method_run.MethodRun.conclude
-
-    def dying_charge(self, line):
-        if moment == "inside charge" and len(self.entries) == 2:
-            with self.path.open("ab") as file:
-                file.write(line[: len(line) // 2])
-            raise Killed
-        charge(self, line)
-
-    def dying_append(self, metrics, seconds):
-        if metrics.round == 3 and moment == "before append":
-            raise Killed
-        append(self, metrics, seconds)
-        if metrics.round == 3 and moment == "after append":
-            raise Killed
-
-    def dying_write(path, content):
-        # The third checkpoint gets no further than its temporary file.
-        third = path.name == method_run.CHECKPOINT and path.exists() and b'"rounds":"2"' in path.read_bytes()
-        if moment == "inside checkpoint" and third:
-            raise Killed
-        write(path, content)
-
-    def dying_conclude(*arguments):
-        if moment == "before result":
-            raise Killed
-        return conclude(*arguments)
-
-    patch.setattr(LedgerFile, "_append", dying_charge)
-    patch.setattr(method_run.CheckpointFolder, "append_round", dying_append)
-    patch.setattr(method_run, "write_atomically", dying_write)
-    patch.setattr(method_run.MethodRun, "conclude", dying_conclude)
-
-
-def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path, monkeypatch, materials):
+def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path, monkeypatch, given):
     config = small_config()
-    niss.run(config, out=tmp_path / "whole", **materials)
-    with monkeypatch.context() as patch:
-        _kill_at(patch, "after append")
-        with pytest.raises(Killed):
-            niss.run(config, out=tmp_path / "cut", **materials)
+    niss.run(config, out=tmp_path / "whole", **given)
+    with killed(monkeypatch, *MOMENTS["before append"], after=True):
+        niss.run(config, out=tmp_path / "cut", **given)
     path = tmp_path / "cut" / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
-    niss.resume(tmp_path / "cut", **materials)
+    niss.resume(tmp_path / "cut", **given)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, materials):
+def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, given):
     config = small_config(
         methods=[{"name": "fedavg"}, {"name": "niss", "neighbours": 3}, {"name": "dp-fedavg"}]
     )
-    whole = niss.compare(config, out=tmp_path / "whole", **materials)
-    calls = 0
-    # `niss.simulation.run` is also the name of the function.
-    run_module = sys.modules["niss.simulation.run"]
-    original = run_module.begin_round
-
-    def dying(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == 7:
-            raise Killed
-        return original(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "begin_round", dying)
-        with pytest.raises(Killed):
-            niss.compare(config, out=tmp_path / "cut", **materials)
-    resumed = niss.resume(tmp_path / "cut", **materials)
+    whole = niss.compare(config, out=tmp_path / "whole", **given)
+    calls = itertools.count(1)
+    with killed(monkeypatch, method_run, "begin_round", lambda *_: next(calls) == 7):
+        niss.compare(config, out=tmp_path / "cut", **given)
+    resumed = niss.resume(tmp_path / "cut", **given)
     assert resumed.summary == whole.summary
     for method in ("fedavg", "niss", "dp-fedavg"):
         assert_same_run(tmp_path / "whole" / method, tmp_path / "cut" / method)
@@ -168,44 +138,44 @@ def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, m
     ).read_bytes()
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path, materials):
-    first = niss.run(small_config(), out=tmp_path / "a", **materials)
+def test_resuming_a_finished_run_changes_nothing(tmp_path, given):
+    first = niss.run(small_config(), out=tmp_path / "a", **given)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    again = niss.resume(tmp_path / "a", **materials)
+    again = niss.resume(tmp_path / "a", **given)
     assert again.summary == first.summary
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
 
 
-def test_a_run_is_never_overwritten_unasked(tmp_path, materials):
-    niss.run(small_config(), out=tmp_path / "a", **materials)
+def test_a_run_is_never_overwritten_unasked(tmp_path, given):
+    niss.run(small_config(), out=tmp_path / "a", **given)
     with pytest.raises(niss.errors.RunFolderError, match="already holds a run"):
-        niss.run(small_config(), out=tmp_path / "a", **materials)
-    niss.run(small_config(seed=9), out=tmp_path / "a", overwrite=True, **materials)
+        niss.run(small_config(), out=tmp_path / "a", **given)
+    niss.run(small_config(seed=9), out=tmp_path / "a", overwrite=True, **given)
     assert json.loads((tmp_path / "a" / "manifest.json").read_text())["seed"] == 9
 
 
-def test_a_folder_with_other_things_is_left_alone(tmp_path, materials):
+def test_a_folder_with_other_things_is_left_alone(tmp_path, given):
     (tmp_path / "thesis.tex").write_text("ten years of work")
     with pytest.raises(niss.errors.RunFolderError, match="does not hold a run"):
-        niss.run(small_config(), out=tmp_path, overwrite=True, **materials)
+        niss.run(small_config(), out=tmp_path, overwrite=True, **given)
     assert (tmp_path / "thesis.tex").read_text() == "ten years of work"
 
 
-def test_resuming_with_other_data_or_a_damaged_folder_is_refused(tmp_path, materials):
-    niss.run(small_config(), out=tmp_path / "a", **materials)
-    fewer = [(inputs[:-1], labels[:-1]) for inputs, labels in materials["clients"]]
+def test_resuming_with_other_data_or_a_damaged_folder_is_refused(tmp_path, given):
+    niss.run(small_config(), out=tmp_path / "a", **given)
+    fewer = [(inputs[:-1], labels[:-1]) for inputs, labels in given["clients"]]
     with pytest.raises(niss.errors.RunFolderError, match="other data"):
-        niss.resume(tmp_path / "a", **{**materials, "clients": fewer})
+        niss.resume(tmp_path / "a", **{**given, "clients": fewer})
     (tmp_path / "a" / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(niss.errors.RunFolderError, match="damaged"):
-        niss.resume(tmp_path / "a", **materials)
+        niss.resume(tmp_path / "a", **given)
     (tmp_path / "a" / "manifest.json").write_text("{}")
     with pytest.raises(niss.errors.RunFolderError, match="not the manifest of a run"):
-        niss.resume(tmp_path / "a", **materials)
+        niss.resume(tmp_path / "a", **given)
 
 
-def test_the_folder_holds_what_the_documentation_says(tmp_path, materials):
-    result = niss.run(small_config(), out=tmp_path / "a", **materials)
+def test_the_folder_holds_what_the_documentation_says(tmp_path, given):
+    result = niss.run(small_config(), out=tmp_path / "a", **given)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
         "manifest.json",
@@ -236,25 +206,23 @@ def test_the_folder_holds_what_the_documentation_says(tmp_path, materials):
     )
 
 
-def test_a_ledger_without_its_rounds_is_not_resumed(tmp_path, monkeypatch, materials):
-    with monkeypatch.context() as patch:
-        _kill_at(patch, "inside checkpoint")
-        with pytest.raises(Killed):
-            niss.run(small_config(), out=tmp_path, **materials)
+def test_a_ledger_without_its_rounds_is_not_resumed(tmp_path, monkeypatch, given):
+    with killed(monkeypatch, *MOMENTS["inside checkpoint"]):
+        niss.run(small_config(), out=tmp_path, **given)
     path = tmp_path / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2]))
     with pytest.raises(
         niss.errors.RunFolderError, match="has 1 rounds, but the checkpoint was made after round 2"
     ):
-        niss.resume(tmp_path, **materials)
+        niss.resume(tmp_path, **given)
     path.write_bytes(b"".join([lines[0], lines[2], lines[1]]))
     with pytest.raises(niss.errors.PrivacyError, match="line 2"):
-        niss.resume(tmp_path, **materials)
+        niss.resume(tmp_path, **given)
 
 
-def test_rounds_without_a_guarantee_are_null_in_the_ledger(tmp_path, materials):
-    niss.run(small_config(methods=[{"name": "fedavg"}]), out=tmp_path / "a", **materials)
+def test_rounds_without_a_guarantee_are_null_in_the_ledger(tmp_path, given):
+    niss.run(small_config(methods=[{"name": "fedavg"}]), out=tmp_path / "a", **given)
     lines = (tmp_path / "a" / "ledger.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["budgets"]["0"] is None
-    assert all(mu["mu_joint"] is None for line in lines[1:] for mu in json.loads(line)["mus"].values())
+    assert all(charge["mu2"] is None for line in lines[1:] for charge in json.loads(line)["charges"].values())

@@ -8,14 +8,12 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from torch import nn
 
 import niss
 from niss.mechanism import gdp_mu
 from niss.methods import METHODS
 from niss.randomness import SimStream
-from niss.simulation.method_run import MethodRun
-from support.federation import small_config
+from support.federation import WideRun, small_config
 
 CLIENTS, COHORT, ROUNDS = 6, 2, 7
 COORDINATES = 400 * 50 + 50
@@ -23,32 +21,11 @@ COORDINATES = 400 * 50 + 50
 CLOSE = 6.0 * math.sqrt(2.0 / COORDINATES)
 
 
-def wide_run(monkeypatch, method: dict, **changes):
+def wide_run(monkeypatch, method: dict, training: dict | None = None, **changes):
     """A run whose clients learn next to nothing, and the noise that each of its rounds added to the model."""
-    generator = SimStream(1).generator()
-    data = [
-        (generator.standard_normal((3, 400), dtype=np.float32), np.array([0, 1, 2])) for _ in range(CLIENTS)
-    ]
-    settings = {
-        "rounds": ROUNDS,
-        "data": {"clients": CLIENTS},
-        "training": {"participants": COHORT, "epochs": 1, "batch_size": 10, "learning_rate": 1e-9},
-        "privacy": {"epsilon": 3.0, "clip": 0.5},
-        **changes,
-        "methods": [method],
-    }
-    models: list[np.ndarray] = []
-    record = MethodRun.record
-
-    def recording(self, result, seconds):
-        models.append(result.weights.double().numpy())
-        record(self, result, seconds)
-
-    monkeypatch.setattr(MethodRun, "record", recording)
-    model = nn.Linear(400, 50)
-    start = np.concatenate([value.detach().double().numpy().ravel() for value in model.state_dict().values()])
-    result = niss.run(small_config(**settings), model=model, clients=data, test=data[0])
-    return result, np.diff(np.stack([start, *models]), axis=0)
+    training = {"sampling": "shuffled", **(training or {})}
+    wide = WideRun(monkeypatch, method, clients=CLIENTS, cohort=COHORT, training=training, **changes)
+    return wide.result, wide.added
 
 
 def banded(separation: int) -> np.ndarray:
@@ -109,7 +86,7 @@ def test_secret_sampling_claims_what_dp_accounting_finds(monkeypatch):
     result, noise = wide_run(
         monkeypatch,
         {"name": "central-dp-sampled"},
-        training={"participants": 3, "epochs": 1, "batch_size": 10, "learning_rate": 1e-9},
+        training={"participants": 3},
     )
     assert len({line.participants for line in result.rounds}) > 1
     deviation = math.sqrt(result.rounds[0].aggregate_variance_predicted)
@@ -129,7 +106,7 @@ def test_secret_sampling_claims_what_dp_accounting_finds(monkeypatch):
     assert all(client.mu_joint is None for client in statement.clients)
 
 
-def test_a_secret_draw_may_find_nobody(datasets, held_out, linear):
+def test_a_secret_draw_may_find_nobody(given):
     """Two of twelve on average: of 40 rounds some are empty, and release noise like the others."""
     config = small_config(
         rounds=40,
@@ -140,7 +117,7 @@ def test_a_secret_draw_may_find_nobody(datasets, held_out, linear):
     stream = SimStream(config.seed).child("participants")
     sizes = [int((stream.child("poisson", t).generator().random(12) < 1 / 6).sum()) for t in range(40)]
     assert 0 in sizes
-    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    result = niss.run(config, **given)
     assert [line.participants for line in result.rounds] == [max(size, 1) for size in sizes]
     assert len({line.aggregate_variance_predicted for line in result.rounds}) == 1
 
@@ -150,7 +127,7 @@ def test_secure_aggregation_loses_rounds_below_its_threshold(monkeypatch):
         monkeypatch,
         {"name": "secagg-ddg", "threshold": 5},
         rounds=7,
-        training={"participants": 6, "epochs": 1, "batch_size": 10, "learning_rate": 1e-9},
+        training={"participants": 6},
         privacy={"epsilon": 3.0, "clip": 0.5, "colluders": 1},
         protocol={"dropout": 0.2},
     )
@@ -178,18 +155,18 @@ def test_secure_aggregation_plans_for_the_dropout_rate():
         )
         return config.plan(config.methods[0])
 
-    assert plan().threshold is None
-    assert 65 < plan(dropout=0.1).threshold < 85
+    assert plan().kind.own["threshold"] is None
+    assert 65 < plan(dropout=0.1).kind.own["threshold"] < 85
 
 
-def test_all_methods_are_compared_on_the_same_clients(tmp_path, datasets, held_out, linear):
+def test_all_methods_are_compared_on_the_same_clients(tmp_path, given):
     from niss.report import read_report_input, summary_rows
 
     config = small_config(
         privacy={"epsilon": 8.0, "clip": 1.0},
         methods=[{"name": name, "neighbours": 3} for name in METHODS],
     )
-    comparison = niss.compare(config, model=linear, clients=datasets, test=held_out, out=tmp_path / "all")
+    comparison = niss.compare(config, **given, out=tmp_path / "all")
     for result in comparison:
         private = METHODS[result.method].private
         assert (result.epsilon is not None) == private

@@ -8,7 +8,7 @@ import torch
 
 import niss
 from niss.randomness import SimStream
-from niss.simulation.sampling import aggregation_weights, choose_participants
+from niss.simulation.federation import aggregation_weights, choose_participants
 from support.federation import small_config
 
 TRAINING = {"participants": 3, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
@@ -64,39 +64,7 @@ def test_weights_of_a_secret_draw_do_not_depend_on_who_joined() -> None:
         assert aggregation_weights(sizes, rule="equal", cap=None, expected=5) == pytest.approx([0.2] * count)
 
 
-def test_a_run_keeps_the_separation_also_after_an_interruption(
-    tmp_path, monkeypatch, datasets, held_out, linear
-):
-    from niss.accounting import LedgerFile
-    from niss.simulation import method_run
-
-    config = small_config(
-        rounds=8,
-        training={**TRAINING, "sampling": "uniform", "separation": 3},
-        methods=[{"name": "central-mf"}],
-    )
-    materials = {"model": linear, "clients": datasets, "test": held_out}
-    niss.run(config, out=tmp_path / "whole", **materials)
-    append = method_run.CheckpointFolder.append_round
-
-    def dying(self, metrics, seconds):
-        if metrics.round == 5:
-            raise KeyboardInterrupt
-        append(self, metrics, seconds)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(method_run.CheckpointFolder, "append_round", dying)
-        with pytest.raises(KeyboardInterrupt):
-            niss.run(config, out=tmp_path / "cut", **materials)
-    niss.resume(tmp_path / "cut", **materials)
-    for name in ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
-    rounds = [set(entry.mus) for entry in LedgerFile.read(tmp_path / "cut" / "ledger.jsonl").entries]
-    for number, cohort in enumerate(rounds):
-        assert not any(cohort & earlier for earlier in rounds[max(number - 2, 0) : number])
-
-
-def test_poisson_rounds_divide_by_the_expected_number(datasets, held_out, linear):
+def test_poisson_rounds_divide_by_the_expected_number(given):
     """One full-batch step of every client drawn; the sum is divided by four, however many there were."""
     config = small_config(
         rounds=1,
@@ -109,12 +77,12 @@ def test_poisson_rounds_divide_by_the_expected_number(datasets, held_out, linear
         },
         methods=[{"name": "fedavg"}],
     )
-    result = niss.run(config, model=linear, clients=datasets, test=held_out)
+    result = niss.run(config, **given)
     members = drawn_by(config, 0)
     assert result.rounds[0].participants == members.size != 4
     expected = torch.zeros(3, 5)
     for client in members:
-        inputs, labels = map(torch.from_numpy, datasets[client])
+        inputs, labels = map(torch.from_numpy, given["clients"][client])
         weight, bias = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, requires_grad=True)
         scores = torch.nn.functional.linear(inputs, weight, bias)
         torch.nn.functional.cross_entropy(scores, labels).backward()

@@ -142,20 +142,14 @@ def test_settings_that_the_optimiser_does_not_have_are_refused(settings: dict, f
 
 
 class TestRuns:
-    @pytest.fixture
-    def materials(self, datasets, held_out, linear):
-        return {"model": linear, "clients": datasets, "test": held_out}
-
     @pytest.mark.parametrize("optimizer", ["adam", "yogi"])
     @pytest.mark.parametrize("method", METHODS)
-    def test_adaptive_optimisers_cost_nothing_and_predict_no_noise(
-        self, materials, method, optimizer
-    ) -> None:
+    def test_adaptive_optimisers_cost_nothing_and_predict_no_noise(self, given, method, optimizer) -> None:
         plain = small_config(
             methods=[{"name": method, "neighbours": 3}], privacy={"epsilon": 8.0, "clip": 1.0}
         )
         changes = {"training.server_optimizer": optimizer, "training.server_rate": 0.05}
-        result, usual = niss.run(with_overrides(plain, changes), **materials), niss.run(plain, **materials)
+        result, usual = niss.run(with_overrides(plain, changes), **given), niss.run(plain, **given)
         assert result.epsilon == usual.epsilon
         assert [line.model_noise_variance for line in result.rounds] == [None] * 4
         assert not any(line.carried_variance for line in result.rounds)
@@ -163,19 +157,19 @@ class TestRuns:
         assert warned == METHODS[method].correlates
 
     @pytest.mark.parametrize("optimizer", ["momentum", "adam", "yogi"])
-    def test_engines_end_with_the_same_model(self, materials, optimizer) -> None:
+    def test_engines_end_with_the_same_model(self, given, optimizer) -> None:
         config = with_overrides(
             small_config(), {"training.server_optimizer": optimizer, "training.server_rate": 0.05}
         )
         cohort, plain = (
-            niss.run(with_overrides(config, {"training.engine": engine}), **materials)
+            niss.run(with_overrides(config, {"training.engine": engine}), **given)
             for engine in ("cohort", "plain")
         )
         for name, tensor in cohort.state_dict.items():
             torch.testing.assert_close(tensor, plain.state_dict[name], rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-    def test_a_lost_round_moves_nothing(self, materials, monkeypatch, optimizer) -> None:
+    def test_a_lost_round_moves_nothing(self, given, monkeypatch, optimizer) -> None:
         models, states = [], []
         record = MethodRun.record
 
@@ -191,7 +185,7 @@ class TestRuns:
             protocol={"dropout": 0.25},
             training={"participants": 6, "server_optimizer": optimizer, "server_rate": 0.1},
         )
-        result = niss.run(config, **materials)
+        result = niss.run(config, **given)
         lost = [line.void for line in result.rounds]
         assert any(lost[1:]), "the seed loses some"
         assert not all(lost[1:]), "and keeps some"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from niss.randomness import SimStream
 
 FloatArray = NDArray[np.float64]
 Draw = Callable[["Case", str], FloatArray]
+Noise = tuple[FloatArray, Any]
 
 UNIT_VARIANCE = 0.5
 BEACON = b"beacon of the statistical tests"
@@ -38,6 +40,14 @@ class Case:
     def covariance(self) -> FloatArray:
         """sigma^2 L + diag(residual): of the additive distortion, and of the others on average over s."""
         return self.unit_variance * self.graph.laplacian() + np.diag(self.residual)
+
+    def noise(self, coordinates: int, stream: SimStream, distortion: str = "scalar", **changes: Any) -> Noise:
+        """The noise in everyone's upload (clients, coordinates), and the factors drawn where shares have one each."""
+        uploads = np.zeros((self.graph.size, coordinates))
+        settings = {"unit_variance": self.unit_variance, "tau2": self.tau2, **changes}
+        scales = add_shares(uploads, self.graph, distortion=distortion, stream=stream, **settings)
+        assert (scales is None) == (distortion != "scalar")
+        return uploads, scales
 
 
 def make_case(name: str) -> Case:
@@ -79,14 +89,7 @@ def draw() -> Draw:
             experiments, coordinates = (1000, 8) if distortion == "scalar" else (1, 40_000)
             noise = np.zeros((experiments, case.graph.size, coordinates))
             for number in range(experiments):
-                add_shares(
-                    noise[number],
-                    case.graph,
-                    unit_variance=case.unit_variance,
-                    tau2=case.tau2,
-                    distortion=distortion,
-                    stream=SimStream(20).child(case.name, number),
-                )
+                noise[number] = case.noise(coordinates, SimStream(20).child(case.name, number), distortion)[0]
             if experiments == 1:
                 noise = np.ascontiguousarray(noise.transpose(2, 1, 0))
             drawn[key] = noise

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from niss.mechanism import DISTORTIONS, add_shares, aggregate_variance
+from niss.mechanism import DISTORTIONS, aggregate_variance
 from niss.randomness import SimStream
 
 # Stated rate 1e-6. Sums of heavy-tailed squares are skewed, so normal quantiles are taken at 1e-7.
@@ -44,16 +44,7 @@ def test_balanced_cases_are_balanced_and_the_others_not(case: Any) -> None:
 def test_scalar_aggregate_given_the_returned_factors(case: Any) -> None:
     """Given the factors the total is Gaussian: an exact chi-square test, false-alarm rate 1e-6."""
     coordinates = 20_000
-    uploads = np.zeros((case.graph.size, coordinates))
-    scales = add_shares(
-        uploads,
-        case.graph,
-        unit_variance=case.unit_variance,
-        tau2=case.tau2,
-        distortion="scalar",
-        stream=SimStream(31).child(case.name),
-    )
-    assert scales is not None
+    uploads, scales = case.noise(coordinates, SimStream(31).child(case.name))
     variance = case.unit_variance * float(np.sum(case.graph.weights * (1.0 - scales) ** 2))
     statistic = float(np.sum(uploads.sum(axis=0) ** 2)) / variance
     assert stats.chi2.ppf(FALSE_ALARM / 2, coordinates) < statistic
@@ -64,15 +55,7 @@ def test_scalar_factors_have_mean_one_and_the_receivers_variance(case: Any) -> N
     """sum ((s_e - 1) / tau_k)^2 is chi-square and sum (s_e - 1) / tau_k normal; 1e-6 each, exact."""
     factors = []
     for number in range(200):
-        scales = add_shares(
-            np.zeros((case.graph.size, 1)),
-            case.graph,
-            unit_variance=case.unit_variance,
-            tau2=case.tau2,
-            distortion="scalar",
-            stream=SimStream(32).child(number),
-        )
-        assert scales is not None
+        _, scales = case.noise(1, SimStream(32).child(number))
         factors.append((scales - 1.0) / np.sqrt(case.tau2[case.graph.receivers]))
     standard = np.concatenate(factors)
     square = float(np.sum(standard**2))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from niss.mechanism import DISTORTIONS, add_shares
+from niss.mechanism import DISTORTIONS
 from niss.randomness import SimStream
 
 FALSE_ALARM = 1e-6
@@ -43,16 +43,7 @@ def test_the_noise_has_mean_zero(case: Any, draw: Any, distortion: str) -> None:
 def test_scalar_covariance_given_the_returned_factors(case: Any) -> None:
     """Whitened by the matrix the joint view conditions on, the uploads are standard normal (1e-6)."""
     coordinates = 20_000
-    uploads = np.zeros((case.graph.size, coordinates))
-    scales = add_shares(
-        uploads,
-        case.graph,
-        unit_variance=case.unit_variance,
-        tau2=case.tau2,
-        distortion="scalar",
-        stream=SimStream(41).child(case.name),
-    )
-    assert scales is not None
+    uploads, scales = case.noise(coordinates, SimStream(41).child(case.name))
     covariance = np.zeros((case.graph.size, case.graph.size))
     for sender, receiver, weight, factor in zip(
         case.graph.senders, case.graph.receivers, case.graph.weights, scales, strict=True
@@ -71,15 +62,7 @@ def test_scalar_covariance_given_the_returned_factors(case: Any) -> None:
 def test_one_upload_alone_carries_twice_its_own_noise_without_distortion(case: Any) -> None:
     """At tau = 0 exactly N(0, sigma^2 (out_k + in_k)), on balanced graphs 2 sigma_k^2: chi-square, 1e-6."""
     coordinates = 20_000
-    uploads = np.zeros((case.graph.size, coordinates))
-    add_shares(
-        uploads,
-        case.graph,
-        unit_variance=case.unit_variance,
-        tau2=0.0,
-        distortion="additive",
-        stream=SimStream(42).child(case.name),
-    )
+    uploads, _ = case.noise(coordinates, SimStream(42).child(case.name), "additive", tau2=0.0)
     variance = case.unit_variance * (case.graph.out_weight + case.graph.in_weight)
     if case.graph.balanced:
         np.testing.assert_allclose(variance, 2.0 * case.own, rtol=1e-9)

@@ -23,6 +23,7 @@ class AccountantContract:
 
     above = 1e-9
     below = 1e-9
+    refused = (([0.3, math.nan], DELTA), ([-0.3], DELTA), ([0.3], 0.0), ([0.3], 1.0), ([0.3], math.nan))
 
     def epsilon(self, mus: list[float], delta: float) -> float | None:
         raise NotImplementedError
@@ -53,7 +54,7 @@ class AccountantContract:
     def test_the_order_of_the_rounds_does_not_matter(self) -> None:
         assert self.known(ROUNDS) == pytest.approx(self.known(ROUNDS[::-1]), rel=1e-9)
 
-    @pytest.mark.parametrize("mus", [ROUNDS, [0.05], [1.0] * 4])
+    @pytest.mark.parametrize("mus", [ROUNDS, [0.05], [1.0] * 4, [0.1] * 40, [2.0, 1e-3]])
     def test_it_agrees_with_the_exact_curve(self, mus: list[float]) -> None:
         exact = gdp_epsilon(math.sqrt(math.fsum(mu**2 for mu in mus)), DELTA)
         assert (1.0 - self.below) * exact - 1e-9 <= self.known(mus) <= (1.0 + self.above) * exact + 1e-9
@@ -61,10 +62,7 @@ class AccountantContract:
     def test_a_round_without_noise_leaves_no_guarantee(self) -> None:
         assert self.epsilon([0.3, math.inf], DELTA) is None
 
-    @pytest.mark.parametrize(
-        ("mus", "delta"),
-        [([0.3, math.nan], DELTA), ([-0.3], DELTA), ([0.3], 0.0), ([0.3], 1.0), ([0.3], math.nan)],
-    )
-    def test_it_refuses_rather_than_guess(self, mus: list[float], delta: float) -> None:
-        with pytest.raises(NissError):
-            self.epsilon(mus, delta)
+    def test_it_refuses_rather_than_guess(self) -> None:
+        for mus, delta in self.refused:
+            with pytest.raises(NissError):
+                self.epsilon(mus, delta)

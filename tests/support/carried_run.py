@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from niss.accounting import CommittedAccount
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import _signed, agree, commitment_of, link_of
-from niss.protocol.carried import Schedule
-from niss.protocol.carrying import previous_of
+from niss.mechanism.noise import Noise
+from niss.protocol.agreement import agree, commitment_of
 from niss.protocol.client import Client
+from niss.protocol.keys import _signed_link, link_of
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload
+from niss.protocol.schedule import Schedule, previous_of
 from niss.protocol.server import Outcome
 from niss.protocol.shares import EdgeKeys
 from niss.protocol.states import rounds_answered
@@ -24,34 +25,41 @@ from support.protocol_round import Federation, carried, resigned
 
 RUN, GRID, COORDINATES = b"run", 20, 8
 # Fresh noise of 2^18 grid steps, so that something is promised.
-NOISY = {"residual_variance": 0.0625}
+NOISY = {"residual": 0.0625}
+_NOISE = {field.name for field in fields(Noise)}
+_BASE = Schedule(
+    rounds=5,
+    separation=2,
+    cyclic=True,
+    closing=False,
+    coordinates=COORDINATES,
+    grid_bits=GRID,
+    modulus_bits=64,
+    clip=2.0,
+    noise=Noise(participants=4, neighbours=3.0, unit=0.5, carried=1.0, residual=0.0),
+)
+
+
+def changed(committed: Schedule, **changes: Any) -> Schedule:
+    """With other numbers, of the run or of its noise, and what follows from them unless it is given."""
+    noise = {name: changes.pop(name) for name in _NOISE.intersection(changes)}
+    if (size := noise.get("participants")) is not None:
+        noise = {"neighbours": size - 1.0, "carried": 0.25 * size, **noise}
+    if "dropped" in noise:
+        noise = {"revealed": noise["dropped"], **noise}
+    return replace(committed, noise=replace(committed.noise, **noise), **changes)
 
 
 def schedule(**changes: Any) -> Schedule:
     """Two cohorts of four clients that take turns, everyone sharing with everyone; no fresh noise."""
-    size = changes.get("participants", 4)
-    values: dict[str, Any] = {
-        "participants": size,
-        "rounds": 5,
-        "separation": 2,
-        "cyclic": True,
-        "closing": False,
-        "coordinates": COORDINATES,
-        "grid_bits": GRID,
-        "modulus_bits": 64,
-        "clip": 2.0,
-        "unit_variance": 0.5,
-        "carried_variance": 0.25,
-        "residual_variance": 0.0,
-    }
-    return Schedule(**{**values, **changes})
+    return changed(_BASE, **changes)
 
 
 def repairing(**changes: Any) -> Schedule:
     """The same with five clients in a cohort, one of whom may drop out; all are in the committee."""
     size = changes.get("participants", 5)
     values = {"participants": size, "dropped": 1, "committee": size, "threshold": size // 2 + 1}
-    return schedule(**{**values, "self_variance": 0.5, **changes})
+    return schedule(**{**values, "self_mask": 0.5, **changes})
 
 
 class CarriedFederation(Federation):
@@ -130,7 +138,7 @@ class CarriedFederation(Federation):
         index = link_of(bare.terms.round, bare.terms.attempt)
         value = self.chain._links[index]
         commitment = commitment_of(bare.terms, bare.participants, following)
-        beacon = Beacon(index, value, self.holder.sign("beacon", _signed(index, value, commitment)))
+        beacon = Beacon(index, value, self.holder.sign("beacon", _signed_link(index, value, commitment)))
         return resigned(self.server, replace(bare, beacon=beacon), "open")
 
     def answer(self, one: int, opened: RoundOpen, steps: np.ndarray | None = None) -> Upload:
@@ -161,10 +169,10 @@ class CarriedFederation(Federation):
         opened = self.upload_round(number, (*absent, *pretended))
         for seat in pretended:
             self.answer(self.cohort(number)[seat], opened)
-        if self.schedule.committee:
+        if self.schedule.noise.committee:
             self.repair_round(number, silent=silent, restarts=restarts)
         self.outcomes[number] = self.server.finish()
-        if self.schedule.committee and number:
+        if self.schedule.noise.committee and number:
             self.close(number - 1)
         return self.outcomes[number]
 
@@ -219,20 +227,12 @@ class Seen:
 
     def take(self, owner: bytes, opened: RoundOpen, privates: dict[int, Any], upload: Upload) -> None:
         agreed = agree(opened)
-        people, own = agreed.participants, agreed.participants[upload.seat].prekey.number
+        own = agreed.participants[upload.seat].prekey.number
         secrets = EdgeKeys(agreed, upload.seat, privates[own])
-        shares = []
-        for sender, receiver, steps in agreed.edges_of(upload.seat):
-            mine = sender == upload.seat
-            other = people[receiver if mine else sender].identity
-            shares.append((bytes(secrets.edge_seed(sender, receiver)), other, steps**2, 1 if mine else -1))
-        ends: list[Participant] = []
-        if (after := agreed.after) is not None:
-            ends += [after.receivers[one] for one, _ in after.edges_from(upload.seat)]
-        if (before := agreed.before) is not None:
-            ends += [before.senders[one] for one, _ in before.edges_to(upload.seat)]
-        for (seed, variance, sign), end in zip(secrets.carried(), ends, strict=True):
-            shares.append((bytes(seed), end.identity, variance * 4.0**GRID, sign))
+        shares = [
+            (bytes(secrets.seed(edge)), edge.other, edge.variance * 4.0**GRID, edge.sign)
+            for edge in agreed.edges(upload.seat)
+        ]
         self.uploads.append((owner, opened.terms.round, shares))
 
     def check_shares(self) -> None:
@@ -262,8 +262,8 @@ class Seen:
         places: dict[bytes, dict[int, tuple[int, float]]] = defaultdict(dict)
         residual = []
         for row, (owner, number, shares) in enumerate(kept):
-            own = self.schedule.residual_variance
-            own += self.schedule.self_variance if (owner, number) in stripped else 0.0
+            own = self.schedule.noise.residual
+            own += self.schedule.noise.self_mask if (owner, number) in stripped else 0.0
             residual.append(own * 4.0**GRID)
             for seed, other, variance, sign in shares:
                 if other not in known and seed not in gone:
@@ -306,11 +306,11 @@ def covered(federation: CarriedFederation) -> float:
 
 
 class _Book:
-    """A ledger that refuses nothing, and notes (round, basis) of what it was charged."""
+    """A ledger that refuses nothing, and notes (round, charge) of what it was charged."""
 
     def __init__(self, entries: list[tuple[int, Any]]) -> None:
         self.entries = entries
 
-    def charge(self, round: int, attempt: int, mus: Any, basis: Any) -> None:
-        del attempt, mus
-        self.entries.append((round, basis))
+    def charge(self, round: int, attempt: int, charges: Any, basis: Any) -> None:
+        del attempt, basis
+        self.entries.append((round, charges["self"]))

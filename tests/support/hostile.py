@@ -11,7 +11,8 @@ import numpy as np
 
 from niss.accounting import DrawnAccount, Plan, make_terms
 from niss.errors import NissError
-from niss.protocol.agreement import Agreed, link_of
+from niss.protocol.agreement import Agreed
+from niss.protocol.keys import link_of
 from niss.protocol.messages import Beacon, CarryTerms, Participant, RoundOpen, Terms
 from niss.protocol.wire import encode
 from support.protocol_round import Federation, resigned
@@ -58,23 +59,8 @@ def spoilt(terms: Terms, name: str) -> list[Any]:
     others = [getattr(terms, field.name) for field in fields(terms)]
     numbers = [other for other in others if isinstance(other, int | float)]
     if isinstance(value, int):
-        return [
-            0,
-            1,
-            2,
-            value - 1,
-            value + 1,
-            62,
-            63,
-            64,
-            2**20,
-            2**31,
-            2**32,
-            2**63,
-            2**64,
-            -1,
-            *(int(number) for number in numbers if math.isfinite(number)),
-        ]
+        ends = [0, 1, 2, value - 1, value + 1, 62, 63, 64, 2**20, 2**31, 2**32, 2**63, 2**64, -1]
+        return [*ends, *(int(number) for number in numbers if math.isfinite(number))]
     scales = [value * 2.0**power for power in (-200, -60, -30, -16, -4, -1, 1, 4, 16, 30, 60, 200)]
     extremes = [0.0, -0.0, 5e-324, 1e-300, 1e-150, 1e150, 1e300, -1.0, -value, math.nan, math.inf, -math.inf]
     return [*extremes, *scales, *map(float, numbers)]

@@ -10,17 +10,10 @@ from typing import Any
 import numpy as np
 
 from niss.mechanism import clip_l2
-from niss.protocol.agreement import (
-    Agreed,
-    BeaconChain,
-    _signed,
-    agree,
-    link_of,
-    participants_hash,
-    terms_hash,
-)
+from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
-from niss.protocol.keys import Identity, SecretBytes
+from niss.protocol.curve import SecretBytes
+from niss.protocol.keys import BeaconChain, Identity, _signed_link, link_of
 from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms
 from niss.protocol.server import Outcome, Server
 from niss.protocol.wire import decode, encode, signed_part
@@ -148,7 +141,7 @@ class Federation:
         index = link_of(terms.round, terms.attempt)
         value = self.chain._links[index]
         commitment = participants_hash(participants) + terms_hash(terms)
-        return Beacon(index, value, self.holder.sign("beacon", _signed(index, value, commitment)))
+        return Beacon(index, value, self.holder.sign("beacon", _signed_link(index, value, commitment)))
 
     def updates(self, coordinates: int = 16) -> list[np.ndarray]:
         """Updates that are on the grid of `terms` once weighted: rounding leaves them alone, sums are exact."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.keys import SecretBytes
+from niss.protocol.curve import SecretBytes
 from niss.protocol.messages import Reveal, RoundOpen, Upload
 from niss.protocol.repair import recover
 from niss.protocol.shares import EdgeKeys, derive_seed
@@ -50,7 +50,7 @@ class Pool:
 def share_seed(agreed: Agreed, key: bytes, one: int, other: int) -> bytes:
     """Of the share from one seat to the other, if that is the key of their edge."""
     people = agreed.participants
-    return derive_seed(key, agreed.context, people[one].identity, people[other].identity, "share")
+    return derive_seed(key, agreed.context, people[one].identity, people[other].identity)
 
 
 def known_edges(
@@ -63,7 +63,7 @@ def known_edges(
     keys = EdgeKeys(agreed, seat, privates[agreed.participants[seat].prekey.number])
     known, tried = set(), list(pool.edges)[since:]
     for other in agreed.neighbours(seat):
-        true = keys.edge_seed(seat, other)
+        true = share_seed(agreed, keys.key(other), seat, other)
         if any(share_seed(agreed, key, seat, other) == true for key in tried):
             known.add(other)
     return known
@@ -108,7 +108,7 @@ class Held:
             self._keep(member, everything, committee.answer(self.agreed, member, private, everything, given))
 
     def take_reveal(self, reveal: Reveal, survivors: tuple[int, ...]) -> None:
-        self._keep(reveal.seat, committee.lost_neighbours(self.agreed, survivors), reveal.partials)
+        self._keep(reveal.seat, committee.lost_edges(self.agreed, survivors), reveal.partials)
 
     def _keep(self, member: int, lost: Mapping[int, Collection[int]], partials: Any) -> None:
         number = self.agreed.committee.index(member) + 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from niss.tracker.auth import TrackerSettings
-from niss.tracker.store import TrackerStore, open_store
-from niss.tracker.store_sqlite import SqliteStore
+from niss.tracker.databases import SqliteStore, open_store
+from niss.tracker.options import TrackerSettings
+from niss.tracker.store import TrackerStore
 from tracker.harness import REDIS_MISSING, RedisProcess, Scene, redis_server
 
 OpenStore = Callable[[], TrackerStore]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import shutil
 import signal
 import socket
@@ -26,7 +25,8 @@ from niss.protocol.messages import Beacon, Prekey, Terms
 from niss.tracker.auth import sign_request
 from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
-from niss.tracker.store import Attempt, Release, SeatRequest, TrackerStore
+from niss.tracker.store import TrackerStore
+from niss.tracker.values import Attempt, Release, SeatRequest
 from support.protocol_round import seeded_entropy
 
 REDIS_MISSING = "the Redis store is not tested: apt-get install redis-server, pip install redis"
@@ -141,14 +141,8 @@ def ask_app(
     target, _, query = path.partition("?")
     headers: dict[str, str] = {}
     if by is not None:
-        signed = {
-            "tracker": TRACKER.public,
-            "method": method,
-            "target": path,
-            "body": body,
-            "time": int(START),
-        }
-        headers = sign_request(by.identity, **(signed | {"nonce": os.urandom(16)} | changes))
+        signed = {"method": method, "target": path, "body": body, "time": int(START)}
+        headers = sign_request(by.identity, tracker=TRACKER.public, **(signed | changes))
     scope = {
         "type": "http",
         "method": method,
@@ -291,15 +285,8 @@ def ask_process(
 
 def signed_headers(process: TrackerProcess, by: Member, method: str, target: str) -> dict[str, str]:
     """The headers of a request without a body."""
-    return sign_request(
-        by.identity,
-        tracker=bytes.fromhex(process.ready["tracker"]),
-        method=method,
-        target=target,
-        body=b"",
-        time=int(time.time()),
-        nonce=os.urandom(16),
-    )
+    tracker = bytes.fromhex(process.ready["tracker"])
+    return sign_request(by.identity, tracker=tracker, method=method, target=target)
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from niss.tracker.app import make_app
-from niss.tracker.store import Attempt
+from niss.tracker.values import Attempt
 from tracker.harness import RUN, SERVER, Member, Scene, ask_app, members
 
 MANY = members(6)

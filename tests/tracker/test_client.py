@@ -17,10 +17,11 @@ from niss.protocol.keys import encode_prekey
 from niss.tracker.client import Connection, TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.rounds import LIST_PURPOSE, RoundView, SeatList, list_message
 from niss.tracker.service import OwnChains
-from niss.tracker.store import pack_participants
+from niss.tracker.values import pack_participants
 from tracker.harness import RUN, TRACKER, free_port, member, members
 
-ABOUT = {"tracker": TRACKER.public.hex(), "holder": TRACKER.public.hex(), "server": member(0).public.hex()}
+KEYS = {"tracker": TRACKER.public.hex(), "holder": TRACKER.public.hex(), "server": member(0).public.hex()}
+ABOUT = {**KEYS, "version": "1", "time": 0.0, "tolerance_seconds": 60.0, "ttl_seconds": 600.0, "attempts": 4}
 
 Answer = Callable[[str, str], tuple[int, dict[str, str], bytes]]
 
@@ -159,13 +160,18 @@ def test_another_tracker_than_the_pinned_one_is_refused(stub: Stub) -> None:
 def test_an_anchor_the_holder_did_not_sign_for_this_run_is_refused(stub: Stub, line: TrackerClient) -> None:
     anchor, signature = OwnChains(TRACKER).commit(RUN, 5, b"s" * 32)
     shown = {"rounds": 5, "anchor": anchor.hex(), "signature": signature.hex()}
+    shown |= {"holder": TRACKER.public.hex(), "highest_link": 0}
     path = f"/v1/runs/{RUN.hex()}"
     stub.answers[path] = shown
-    assert line.start_run(RUN, 5) == line.describe(RUN).anchor == anchor
-    for change in ({"anchor": bytes(32).hex()}, {"rounds": 6}):
+    assert line.start_run(RUN, 5) == line.run(RUN).anchor == anchor
+    for change, said in (
+        ({"anchor": bytes(32).hex()}, "signature"),
+        ({"rounds": 6}, "signature"),
+        ({"holder": member(7).public.hex()}, "another holder"),
+    ):
         stub.answers[path] = shown | change
-        with pytest.raises(RemoteProtocolError, match="signature"):
-            line.describe(RUN)
+        with pytest.raises(RemoteProtocolError, match=said):
+            line.run(RUN)
 
 
 def listed(link: int) -> tuple[dict[str, Any], SeatList]:
@@ -193,9 +199,8 @@ def test_a_swapped_prekey_is_noticed(stub: Stub, line: TrackerClient) -> None:
     liar = member(8).batch(1)[0]
     shown["participants"][1]["prekey"] |= {"public": liar.public.hex(), "signature": liar.signature.hex()}
     stub.answers[f"/v1/runs/{RUN.hex()}/rounds/0/attempts/1/participants"] = shown
-    stub.answers[f"/v1/runs/{RUN.hex()}/rounds/0/attempts/1/neighbours"] = {
-        "neighbours": shown["participants"]
-    }
+    told = shown | {"seat": 0, "neighbours": shown["participants"]}
+    stub.answers[f"/v1/runs/{RUN.hex()}/rounds/0/attempts/1/neighbours"] = told
     for asked in (line.participants, line.neighbours):
         with pytest.raises(RemoteProtocolError, match="'prekey'"):
             asked(RUN, 0, 1)
@@ -218,7 +223,7 @@ def test_odd_answers_are_errors_of_the_other_side(stub: Stub, line: TrackerClien
         line.heartbeat()
     stub.answers["/v1/runs/72756e"] = odd
     with pytest.raises(RemoteProtocolError):
-        line.describe(RUN)
+        line.run(RUN)
 
 
 def test_the_client_needs_neither_torch_nor_the_service() -> None:

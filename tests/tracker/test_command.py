@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from niss.cli.services import tracker_command
 from niss.errors import ConfigError, NissError
 from niss.protocol.keyfile import create_keyfile, load_identity
-from niss.tracker.auth import TrackerSettings
-from niss.tracker.serve import Options, find_identity
-from niss.tracker.store import open_store
-from niss.tracker.store_sqlite import SqliteStore
+from niss.tracker.databases import SqliteStore, open_store
+from niss.tracker.options import TrackerOptions
+from niss.tracker.serve import find_identity
 from tracker.harness import SERVER, RedisProcess, free_port, member
-
-with warnings.catch_warnings():
-    # typer meets a name that the newest click deprecates.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from niss.cli.services import tracker_command
 
 
 def flags(tmp_path: Path, **changes: Any) -> dict[str, Any]:
@@ -95,7 +87,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_an_identity_is_made_once_and_kept_beside_the_store(tmp_path: Path) -> None:
-    options = Options("127.0.0.1", 0, f"sqlite:///{tmp_path / 'tracker.db'}", SERVER.public)
+    options = TrackerOptions(
+        server_key=SERVER.public.hex(), port=0, store=f"sqlite:///{tmp_path / 'tracker.db'}"
+    )
     first = find_identity(options)
     kept = tmp_path / "tracker.key"
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -139,17 +133,3 @@ def test_no_redis_there_is_said() -> None:
     pytest.importorskip("redis")
     with pytest.raises(ConfigError, match="cannot reach Redis"):
         open_store(f"redis://127.0.0.1:{free_port()}/0")
-
-
-def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--stock"):
-        TrackerSettings(stock=0)
-
-
-def test_the_command_line_loads_nothing_heavy_for_it() -> None:
-    program = (
-        "import sys, niss.cli.services; "
-        "print([m for m in ('torch', 'numpy', 'fastapi', 'uvicorn') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() in ("[]", "")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from niss.tracker.auth import Refused
 from niss.tracker.gate import Gate, Metrics, Receive, Scope, Send, log, start_logging
-from niss.tracker.store import Counts
+from niss.tracker.values import Counts
 
 
 def ask(
@@ -47,6 +48,17 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": json.dumps(body.decode()).encode()})
     del scope
+
+
+def logged(capsys: pytest.CaptureFixture[str], work: Callable[[], object]) -> Any:
+    """The one line that a tracker logs while it does this."""
+    start_logging("info")
+    try:
+        work()
+        return json.loads(capsys.readouterr().err)
+    finally:
+        for name in ("niss.tracker", "uvicorn"):
+            logging.getLogger(name).handlers = []
 
 
 def test_a_body_is_handed_on_whole() -> None:
@@ -94,13 +106,7 @@ def test_a_defect_is_logged_with_its_place_and_without_values(capsys: pytest.Cap
         await send({"type": "http.response.body", "body": b"{}"})
         raise ValueError(len(secret))
 
-    start_logging("info")
-    try:
-        assert ask(broken, chunks(b""))[0] == 500
-        entry = json.loads(capsys.readouterr().err)
-    finally:
-        for name in ("niss.tracker", "uvicorn"):
-            logging.getLogger(name).handlers = []
+    entry = logged(capsys, lambda: ask(broken, chunks(b"")))
     assert (entry["event"], entry["level"], entry["status"]) == ("defect", "error", 500)
     assert any("broken" in line for line in entry["traceback"])
     assert "hushhush" not in json.dumps(entry)
@@ -108,17 +114,14 @@ def test_a_defect_is_logged_with_its_place_and_without_values(capsys: pytest.Cap
 
 def test_what_an_exception_says_is_logged_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     key, address = bytes(range(100, 132)), "redis://user:word@store:6379/0"
-    start_logging("info")
-    try:
+
+    def fail() -> None:
         try:
             raise ValueError(f"bad key {key.hex()} of {key!r}")
         except ValueError as error:
             log("defect", error=error, reason=f"cannot reach {address}", milliseconds=1.5)
-        logged = capsys.readouterr().err
-    finally:
-        for name in ("niss.tracker", "uvicorn"):
-            logging.getLogger(name).handlers = []
-    entry = json.loads(logged)
+
+    entry = logged(capsys, fail)
     assert entry["traceback"][-1] == "ValueError: bad key [redacted] of [redacted]"
     assert any("test_gate.py" in line for line in entry["traceback"])
     assert entry["reason"] == "cannot reach redis://[redacted]@store:6379/0"

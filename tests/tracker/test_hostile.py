@@ -15,10 +15,11 @@ from niss.errors import ConfigError, NissError
 from niss.protocol import keys
 from niss.protocol.messages import Prekey
 from niss.tracker import serve
-from niss.tracker.auth import Refused, TrackerSettings
+from niss.tracker.auth import Refused
 from niss.tracker.client import Connection, TrackerClient
+from niss.tracker.databases import SqliteStore
+from niss.tracker.options import TrackerOptions, TrackerSettings
 from niss.tracker.service import Tracker
-from niss.tracker.store_sqlite import SqliteStore
 from tracker.harness import SERVER, Member, Scene, free_port, member
 from tracker.test_client import Stub
 
@@ -56,9 +57,12 @@ def test_counting_does_not_wait_for_the_store(scene: Scene) -> None:
     assert isinstance(store, SqliteStore)
     one = member(1)
     tracker.members.register(one.public, one.batch(2), None)
-    with store._changing():
+
+    def change(_change: object) -> None:
         assert in_thread(tracker.gauges).prekeys == 2
         in_thread(store.ping)
+
+    store._change(change)
 
 
 def test_those_who_ask_for_metrics_share_one_count(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +88,9 @@ def test_those_who_ask_for_metrics_share_one_count(scene: Scene, monkeypatch: py
 @contextmanager
 def listening(folder: Path) -> Iterator[int]:
     """The port of a tracker that runs in a thread of this process."""
-    chosen = serve.Options("127.0.0.1", free_port(), f"sqlite:///{folder / 'a.db'}", SERVER.public)
+    chosen = TrackerOptions(
+        server_key=SERVER.public.hex(), port=free_port(), store=f"sqlite:///{folder / 'a.db'}"
+    )
     store = SqliteStore(folder / "a.db", durable=False)
     made = Tracker(store, member(0, "tracker").identity, server=chosen.server, settings=TrackerSettings())
     running = serve._Server(serve._config(chosen, made), made, chosen)
@@ -181,7 +187,7 @@ def test_the_reason_does_not_tell_what_listens_at_an_address() -> None:
                 TrackerClient(stub.url, member(1).identity, retries=0) as line,
                 pytest.raises(NissError) as trouble,
             ):
-                line.describe(b"\xaa")
+                line.run(b"\xaa")
             assert "hunter2" not in trouble.value.message
             assert "\x1b" not in str(trouble.value)
             reasons.add(trouble.value.message)

@@ -7,7 +7,6 @@ on their way, so that what is made up reaches the code behind the signature chec
 from __future__ import annotations
 
 import contextlib
-import os
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +15,9 @@ import pytest
 
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.auth import TrackerSettings, sign_request
+from niss.tracker.auth import sign_request
 from niss.tracker.gate import App, Receive, Scope, Send
+from niss.tracker.options import TrackerSettings
 from niss.tracker.service import Tracker
 from tracker.harness import RUN, SERVER, START, Scene, member, members
 
@@ -61,7 +61,6 @@ class SigningSender:
             target=(target + (b"?" + query if query else b"")).decode("latin-1"),
             body=body,
             time=int(START),
-            nonce=os.urandom(16),
         )
         kept = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in signed]
         scope["headers"] = kept + [(name.encode(), value.encode()) for name, value in signed.items()]

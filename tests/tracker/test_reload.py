@@ -16,7 +16,8 @@ from niss.protocol.keyfile import Coalition
 from niss.tracker.auth import Refused
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.service import Tracker
-from niss.tracker.store import Attempt, SeatRequest, TrackerStore
+from niss.tracker.store import TrackerStore
+from niss.tracker.values import Attempt, SeatRequest
 from tracker.harness import SERVER, Member, TrackerProcess, member, members, tracker_process
 
 

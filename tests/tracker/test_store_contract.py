@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -13,7 +14,8 @@ from niss.errors import ConfigError
 from niss.protocol import keys
 from niss.protocol.messages import Prekey
 from niss.tracker.auth import Refused
-from niss.tracker.store import Release, Run, SeatRequest, Stock, TrackerStore, bind_identity
+from niss.tracker.store import Change, TrackerStore, bind_identity
+from niss.tracker.values import Release, Run, SeatRequest, Stock
 from tracker.harness import Member, member, members
 
 RUN = b"run"
@@ -245,9 +247,13 @@ def test_a_link_is_let_out_for_the_first_commitment_only(open_again: Callable[[]
     assert again.run(RUN) == Run(100, BEGUN.salt, BEGUN.anchor, BEGUN.signature, highest=5)
 
 
-def test_nothing_is_let_out_or_seated_after_a_later_link(store: TrackerStore) -> None:
+def test_nothing_is_let_out_or_seated_before_the_run_or_after_a_later_link(store: TrackerStore) -> None:
     many = members(2)
     enrol(store, many)
+    with pytest.raises(Refused, match="no run"):
+        store.seat(RUN, 1, asking(many), now=NOW)
+    with pytest.raises(Refused, match="no run"):
+        store.release(RUN, 1, Release(commitment("one"), None))
     store.start_run(RUN, BEGUN)
     store.release(RUN, 5, Release(commitment("one"), None))
     with pytest.raises(Refused, match="link 5 was let out"):
@@ -256,15 +262,6 @@ def test_nothing_is_let_out_or_seated_after_a_later_link(store: TrackerStore) ->
         with pytest.raises(Refused, match="link 5 was let out"):
             store.seat(RUN, link, asking(many), now=NOW)
     assert store.beat(many[0].public, expires=LATER) == Stock(3)
-
-
-def test_an_unknown_run_is_refused(store: TrackerStore) -> None:
-    many = members(2)
-    enrol(store, many)
-    with pytest.raises(Refused, match="no run"):
-        store.seat(RUN, 1, asking(many), now=NOW)
-    with pytest.raises(Refused, match="no run"):
-        store.release(RUN, 1, Release(commitment("one"), None))
 
 
 def test_old_lists_are_erased_and_commitments_kept(store: TrackerStore) -> None:
@@ -364,3 +361,38 @@ def test_a_client_that_leaves_while_its_keys_are_deposited_stays_away(
     assert store.deposit(one.public, one.batch(1), expires=LATER, largest=9) is None
     assert store.beat(one.public, expires=LATER) is None
     assert store.counts(now=NOW).prekeys == 0
+
+
+def test_a_large_change_gets_its_turn_however_often_others_write(
+    open_again: Callable[[], TrackerStore],
+) -> None:
+    """What a seating of thousands reads is changed all the time: the others have to wait for it in the end."""
+    store, other = open_again(), open_again()
+    (one,) = members(1)
+    enrol(store, [one])
+    wrote, over, tries = Event(), Event(), 0
+
+    def keep_writing() -> None:
+        count = 0
+        while not over.is_set():
+            count += 1
+            other.set_coalition(one.public, f"group {count}")
+            wrote.set()
+
+    def slow(change: Change) -> int:
+        nonlocal tries
+        tries += 1
+        assert tries < 20, "it is overtaken again and again"
+        (found,) = change.clients([one.public])
+        wrote.clear()
+        wrote.wait(0.2)
+        change.keep(one.public, found)
+        return tries
+
+    with ThreadPoolExecutor(1) as beside:
+        writing = beside.submit(keep_writing)
+        try:
+            assert store._change(slow) >= 1
+        finally:
+            over.set()
+        writing.result()

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import warnings
 from typing import Any
 
-with warnings.catch_warnings():
-    # typer itself uses a name that newer releases of click deprecate.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import typer
-    from typer.testing import CliRunner
+import typer
+from typer.testing import CliRunner
 
-    from niss.cli import app as command_line
-    from niss.cli.services import ui_command
+from niss.cli import app as command_line
+from niss.cli.services import ui_command
 
 __all__ = ["CliRunner", "cli_plan", "typer", "ui_command"]
 

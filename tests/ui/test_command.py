@@ -10,7 +10,9 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,40 +29,35 @@ app()
 """
 
 
-def test_it_prints_its_address_and_answers(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RUN, "--port", "0", "--no-open", "--runs", str(tmp_path)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+@contextlib.contextmanager
+def started(runs: Path, before: str = "") -> Iterator[str]:
+    """`niss ui` as a process of its own; gives the address that it prints."""
+    command = [sys.executable, "-c", before + RUN, "--port", "0", "--no-open", "--runs", str(runs)]
+    options: dict[str, Any] = {"text": True, "env": {**os.environ, "PYTHONUNBUFFERED": "1"}}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     try:
         assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(address, timeout=20) as answer:
-            assert b"Plan the noise" in answer.read()
+        yield process.stdout.readline().strip()
     finally:
         process.terminate()
         process.communicate(timeout=20)
+
+
+def test_it_prints_its_address_and_answers(tmp_path: Path) -> None:
+    with started(tmp_path) as address:
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            assert b"Plan the noise" in answer.read()
 
 
 def test_a_connection_that_brings_no_whole_request_is_closed(tmp_path: Path) -> None:
     soon = "from niss.tracker import serve\nserve._SILENT_SECONDS, serve._LOOK_SECONDS = 0.2, 0.05\n"
-    command = [sys.executable, "-c", soon + RUN, "--port", "0", "--no-open", "--runs", str(tmp_path)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        assert process.stdout is not None
-        place = urllib.parse.urlsplit(process.stdout.readline().strip())
+    with started(tmp_path, soon) as address:
+        place = urllib.parse.urlsplit(address)
         with socket.create_connection((place.hostname, place.port), timeout=60) as half_open:
             half_open.sendall(b"GET / HT")
             with contextlib.suppress(ConnectionResetError):
                 assert half_open.recv(4096) == b""
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
 
 
 def test_a_taken_port_is_said_to_be(tmp_path: Path) -> None:

@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
+from niss.accounting import PlanQuestion
 from niss.data.catalog import CATALOG, spec_named
 from niss.learning.models import accepts
 from niss.methods import METHODS
 from niss.methods.look import SERIES
-from niss.simulation.materials import sample_spec
+from niss.report.svg import MOST_BANDS
+from niss.settings import described
+from niss.simulation.inputs import sample_spec
+from niss.ui.pages import digits, duration
 from ui.command import cli_plan
 from ui.conftest import get, play_round, serving, write_run
 
@@ -123,32 +128,35 @@ def test_the_runs_are_listed_with_how_far_they_have_come(server: str, runs: Path
         os.utime(runs / "going" / name, (long_ago, long_ago))
     listed = {run["name"]: run for run in get(server, "/api/runs").json()["runs"]}
     assert listed["going"]["state"] == "stopped"
+    stopped = get(server, "/api/run", {"run": "going"}).json()
+    assert stopped["state_words"] == "stopped before its end, silent for 2 h"
+    assert f"niss run --resume {runs / 'going'}" in stopped["html"]
 
 
 def test_the_live_view_follows_the_run(server: str, runs: Path) -> None:
     before = get(server, "/api/run", {"run": "going"}).json()
-    assert [len(method["curve"]) for method in before["methods"]] == [3]
+    assert before["html"].count("Round 3<") == 2
     assert before["methods"][0]["seconds_left"] == pytest.approx(3.5)
     play_round(runs / "going", 4)
     with (runs / "going" / "metrics.jsonl").open("a", encoding="utf-8") as stream:
         stream.write('{"round": 5, "accu')
     after = get(server, "/api/run", {"run": "going"}).json()
     assert after["methods"][0]["rounds_done"] == 4
+    assert after["html"].count("Round 4<") == 2
     assert "cut off" in after["notes"][0]
 
 
 def test_a_method_has_its_own_colour_on_the_live_page(server: str) -> None:
-    look = METHODS["niss"].look
-    (method,) = get(server, "/api/run", {"run": "going"}).json()["methods"]
-    assert method["colour"] == f"series-{SERIES.index(look.colour) + 1}"
-    assert (method["dash"], method["unprotected"]) == ("", False)
+    chart = get(server, "/api/run", {"run": "going"}).json()["html"]
+    assert f'stroke="var(--series-{SERIES.index(METHODS["niss"].look.colour) + 1}, ' in chart
+    assert "(unprotected)" not in chart
 
 
 def test_a_long_run_is_thinned_out(server: str, runs: Path) -> None:
     write_run(runs / "long", rounds=1000, done=1000, finished=False)
-    curve = get(server, "/api/run", {"run": "long"}).json()["methods"][0]["curve"]
-    assert len(curve) == 400
-    assert (curve[0][0], curve[-1][0]) == (1, 1000)
+    chart = get(server, "/api/run", {"run": "long"}).json()["html"]
+    assert chart.count('class="band"') == 2 * MOST_BANDS
+    assert "Round 1000<" in chart
 
 
 def test_the_report_is_drawn_afresh_and_allows_no_script(server: str, runs: Path) -> None:
@@ -230,6 +238,35 @@ def test_nothing_can_be_changed_and_other_sites_cannot_make_it_compute(server: s
 def test_a_folder_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
     with serving(tmp_path / "nowhere") as server:
         assert get(server, "/api/runs").json()["runs"] == []
+
+
+def test_every_setting_of_the_question_has_its_control(server: str) -> None:
+    page = get(server, "/").text
+    for setting in described(PlanQuestion):
+        if setting.name != "tau2":  # what a given distortion promises is asked on the command line
+            assert f'name="{setting.name}"' in page, setting.name
+            assert escape(setting.help) in page
+            for word in setting.choices:
+                assert f'<option value="{word}">' in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((None, "–"), (float("inf"), "–"), (0.0, "0"), (0.12345, "0.123"), (1234.56, "1235")),
+        *((99999.0, "99999"), (123456.0, "1.23e5"), (0.00012345, "1.23e-4"), (-0.5, "-0.5"), (31.0, "31")),
+    ],
+)
+def test_numbers_are_written_with_the_digits_that_mean_something(value: float | None, text: str) -> None:
+    assert digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (89.0, "89 s"), (90.0, "2 min"), (5400.0, "2 h"), (172799.0, "48 h"), (172800.0, "2 days")],
+)
+def test_durations_are_written_in_a_unit_that_fits(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_the_page_offers_every_dataset_with_a_model_that_fits(server: str) -> None:

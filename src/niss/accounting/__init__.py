@@ -2,8 +2,7 @@
 
 `plan` and `forecast` find the cheapest protection for a target; a `Plan` gives every round its noise and its cost;
 a `Ledger` or `LedgerFile` charges that cost against a budget; `make_statement` says what was promised in the end, and
-`assess` what one graph and its noise would promise. `forecast_carried` plans a run whose noise is carried from
-round to round.
+`assess` what one graph and its noise would promise.
 
 Names are imported on first use, so that what a planner is asked can be read without loading numpy.
 """
@@ -16,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from niss.accounting.account import (
         Account,
-        Charge,
         CommittedAccount,
         DrawnAccount,
         scheduled_run,
         upload_mu,
     )
+    from niss.accounting.asked import PlanQuestion
     from niss.accounting.committed import Committed
     from niss.accounting.discretisation import Promise, grid_delta, run_grid_delta
     from niss.accounting.forecasts import CarriedForecast, PlanForecast
     from niss.accounting.judgement import Outlook, judge_plan, outlook
-    from niss.accounting.ledger import ChargeableLedger, Ledger
+    from niss.accounting.ledger import Charge, ChargeableLedger, Ledger, LedgerHeader
     from niss.accounting.ledger_file import LedgerFile
     from niss.accounting.outsider import OutsiderClaim, client_dp_event, outsider_epsilon, to_dp_event
-    from niss.accounting.planner import forecast, forecast_carried, plan, plan_carried
-    from niss.accounting.plans import Plan
-    from niss.accounting.question import PlanQuestion
-    from niss.accounting.round_plans import Balance, RoundPlan
+    from niss.accounting.planner import forecast, plan
+    from niss.accounting.plans import Balance, Plan, RoundPlan
     from niss.accounting.statement import (
         ClientStatement,
         Statement,
@@ -41,29 +38,26 @@ if TYPE_CHECKING:
         stated_delta,
         stated_relation,
     )
-    from niss.accounting.targets import RELATIONS
     from niss.accounting.terms import make_schedule, make_terms, propose_carried_round, propose_round
-    from niss.methods import METHODS
+    from niss.methods import METHODS, RELATIONS
     from niss.views import calibrate_tau2, effective_variance
 
 # Each module, and the names of `__all__` that it holds.
 _MODULES = {
-    "niss.accounting.account": "Account Charge CommittedAccount DrawnAccount scheduled_run upload_mu",
+    "niss.accounting.account": "Account CommittedAccount DrawnAccount scheduled_run upload_mu",
     "niss.accounting.committed": "Committed",
     "niss.accounting.discretisation": "Promise grid_delta run_grid_delta",
-    "niss.accounting.ledger": "ChargeableLedger Ledger",
+    "niss.accounting.ledger": "Charge ChargeableLedger LedgerHeader Ledger",
     "niss.accounting.ledger_file": "LedgerFile",
     "niss.accounting.judgement": "Outlook judge_plan outlook",
     "niss.accounting.outsider": "OutsiderClaim client_dp_event outsider_epsilon to_dp_event",
     "niss.accounting.forecasts": "CarriedForecast PlanForecast",
-    "niss.accounting.planner": "forecast forecast_carried plan plan_carried",
-    "niss.accounting.plans": "Plan",
-    "niss.accounting.question": "PlanQuestion",
-    "niss.accounting.round_plans": "Balance RoundPlan",
+    "niss.accounting.planner": "forecast plan",
+    "niss.accounting.plans": "Balance Plan RoundPlan",
+    "niss.accounting.asked": "PlanQuestion",
     "niss.accounting.statement": "ClientStatement Statement assess make_statement stated_delta stated_relation",
-    "niss.accounting.targets": "RELATIONS",
     "niss.accounting.terms": "make_schedule make_terms propose_carried_round propose_round",
-    "niss.methods": "METHODS",
+    "niss.methods": "METHODS RELATIONS",
     "niss.views": "calibrate_tau2 effective_variance",
 }
 
@@ -81,6 +75,7 @@ __all__ = [
     "DrawnAccount",
     "Ledger",
     "LedgerFile",
+    "LedgerHeader",
     "Outlook",
     "OutsiderClaim",
     "Plan",
@@ -94,7 +89,6 @@ __all__ = [
     "client_dp_event",
     "effective_variance",
     "forecast",
-    "forecast_carried",
     "grid_delta",
     "judge_plan",
     "make_schedule",
@@ -103,7 +97,6 @@ __all__ = [
     "outlook",
     "outsider_epsilon",
     "plan",
-    "plan_carried",
     "propose_carried_round",
     "propose_round",
     "run_grid_delta",

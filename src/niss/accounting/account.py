@@ -13,52 +13,33 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from niss.accounting.committed import Committed
 from niss.accounting.discretisation import (
-    LEAST_STEPS,
     Promise,
     check_discretisation,
+    check_run_discretisation,
     is_wide_enough,
-    narrowest_steps,
     round_grid_delta,
-    run_cost,
     run_grid_delta,
 )
-from niss.accounting.ledger import ChargeableLedger
-from niss.accounting.targets import RELATIONS, client_sensitivity, committee_threshold, split_failure
+from niss.accounting.ledger import Charge, ChargeableLedger
+from niss.accounting.targets import committee_threshold, split_failure
 from niss.checks import require_one_of
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
-from niss.mechanism.noise import Noise
-from niss.methods import marginal_mu
+from niss.methods import RELATIONS, client_sensitivity, marginal_mu
 from niss.protocol.agreement import Agreed
-from niss.protocol.carried import Schedule
 from niss.protocol.messages import Terms
+from niss.protocol.schedule import Schedule
 from niss.views import Corruption, WorstCase, worst_case
 
 # Up to this ratio of carried to fresh noise the matrix of a run is inverted to six digits or more.
 MOST_CARRIED = 1e6
 # From this ratio of variances on, rounding in the joint view counts.
 _FAR_APART = 1e9
-
-
-@dataclass(frozen=True)
-class Charge:
-    """What one upload costs a client: an event, not a number, since not every mechanism composes by mu^2.
-
-    mu2           that it adds in the joint view
-    marginal_mu2  of the upload looked at alone
-    slot          (q, z) of a round that was joined in secret: probability and noise multiplier; None: no secret
-    grid_delta    what grid and sampler add to delta; None: nothing was promised that it could count against
-    """
-
-    mu2: float
-    marginal_mu2: float
-    slot: tuple[float, float] | None = None
-    grid_delta: float | None = None
 
 
 class Account(ABC):
@@ -80,14 +61,10 @@ class Account(ABC):
         """A function (round, mu) that charges a ledger under the name `client` before the upload, or refuses."""
 
         def book(agreed: Agreed, mu: float) -> None:
-            terms, basis = agreed.terms, self.basis(agreed.terms)
-            if (charge := self.charge(agreed, mu)) is None:
-                return
-            if charge.grid_delta is not None:
-                basis["grid_delta"] = charge.grid_delta
-            marginal = math.sqrt(charge.marginal_mu2)
-            ledger.charge(terms.round, terms.attempt, {client: (mu, marginal)}, basis)
-            self.note(terms)
+            terms = agreed.terms
+            if (charge := self.charge(agreed, mu)) is not None:
+                ledger.charge(terms.round, terms.attempt, {client: charge}, self.basis(terms))
+                self.note(terms)
 
         return book
 
@@ -141,7 +118,7 @@ class DrawnAccount(Account):
         grid = None
         if self._promise is not None and math.isfinite(mu):
             grid = round_grid_delta(agreed, self._promise)
-        return Charge(mu**2, marginal**2, grid_delta=grid)
+        return Charge(mu * mu, marginal * marginal, grid_delta=grid)
 
     def basis(self, terms: Terms) -> dict[str, Any]:
         return {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}
@@ -179,8 +156,8 @@ class CommittedAccount(Account):
         self._promise = replace(Promise() if promise is None else promise, rounds=schedule.rounds)
         self.plan = scheduled_run(schedule, relation=relation, colluders=colluders)
         self._budget, self._taken = budget, [one for one in earlier if one < schedule.horizon]
-        if schedule.committee:
-            _, failure = split_failure(failure, drawn=schedule.committee < schedule.participants)
+        if members := schedule.noise.committee:
+            _, failure = split_failure(failure, drawn=members < schedule.participants)
             check_committee(schedule.terms(b"run", 0), schedule.participants, colluders, failure)
 
     def cost(self, number: int) -> float:
@@ -204,18 +181,8 @@ class CommittedAccount(Account):
         except PrivacyError as error:
             raise RemoteProtocolError(error.message, hint=error.hint) from None
         if 0.0 < mu < math.inf:
-            self._check_noise(mu)
+            check_run_discretisation(self.schedule, mu, self._promise)
         return mu
-
-    def _check_noise(self, mu: float) -> None:
-        if narrowest_steps(self.schedule) < LEAST_STEPS:
-            raise RemoteProtocolError("some noise is only a few grid steps wide", hint="use more grid bits")
-        cost = run_cost(self.schedule, self._promise, mu)
-        if not cost <= 1.0:
-            raise RemoteProtocolError(
-                f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",
-                hint="use fewer grid bits",
-            )
 
     def charge(self, agreed: Agreed, mu: float) -> Charge | None:
         """What the grid adds to delta over the whole run, however often the client takes part, is charged with its
@@ -234,7 +201,7 @@ class CommittedAccount(Account):
             "rounds": schedule.rounds,
             "separation": schedule.separation,
             "pattern": "cyclic" if schedule.cyclic else "any",
-            "dropped": schedule.dropped,
+            "dropped": schedule.noise.dropped,
         }
 
     def note(self, terms: Terms) -> None:
@@ -244,14 +211,14 @@ class CommittedAccount(Account):
         """mu of one upload of round `number` looked at alone, with all its shares."""
         schedule = self.schedule
         gaps = (number > 0) + (number < schedule.rounds - 1)
-        over = gaps * schedule.participants * schedule.carried_variance
+        noise, over = schedule.noise, gaps * schedule.noise.carried
         return float(
             marginal_mu(
                 client_sensitivity(1.0 / schedule.participants, schedule.clip, self._relation),
-                unit_variance=schedule.unit_variance,
-                sent=schedule.neighbours,
-                received=schedule.neighbours,
-                residual_variance=schedule.residual_variance + over,
+                unit_variance=noise.unit,
+                sent=noise.neighbours,
+                received=noise.neighbours,
+                residual_variance=noise.residual + over,
             )
         )
 
@@ -262,27 +229,15 @@ def scheduled_run(schedule: Schedule, *, relation: str, colluders: int) -> Commi
 
     Numbers that cannot be accounted for are a `RemoteProtocolError`: a schedule comes from a server.
     """
-    size = schedule.participants
+    noise = replace(schedule.noise, colluders=colluders, revealed=0)
     # Not as a quotient, which may overflow.
-    fresh, carried = schedule.residual_variance, size * schedule.carried_variance
-    if fresh and not carried <= MOST_CARRIED * fresh:
+    if noise.residual and not noise.carried <= MOST_CARRIED * noise.residual:
         raise RemoteProtocolError(
             f"more than {MOST_CARRIED:g} times the fresh noise of a round is carried, which cannot be accounted for"
         )
-    square = float(client_sensitivity(1.0 / size, schedule.clip, relation)) ** 2
+    square = float(client_sensitivity(1.0 / noise.participants, schedule.clip, relation)) ** 2
     try:
-        noise = Noise(
-            participants=size,
-            neighbours=schedule.neighbours,
-            unit=schedule.unit_variance / square,
-            residual=fresh / square,
-            carried=carried / square,
-            self_mask=schedule.self_variance / square,
-            colluders=colluders,
-            dropped=schedule.dropped,
-            committee=schedule.committee,
-            threshold=schedule.threshold,
-        )
+        noise = noise.scaled(1.0 / square)
         return Committed(
             noise=noise,
             horizon=schedule.horizon,

@@ -216,9 +216,11 @@ def worst_pattern(matrix: FloatArray, separation: int, pattern: str) -> WorstPat
     if pattern == "cyclic" or separation == 1:
         cohort = np.arange(rounds) % separation
         within = np.where(cohort[:, None] == cohort, matrix, 0.0).sum(axis=1)
-        offset = int(np.argmax(np.bincount(cohort, weights=within)))
-        worst = tuple(range(offset, rounds, separation))
-        return WorstPattern(spent_in(matrix, worst), True, worst)
+        costs = np.bincount(cohort, weights=within)
+        # A run looks the same from both its ends: of cohorts that differ by rounding alone it is the first.
+        first = int(np.argmax(costs >= costs.max() * (1.0 - BOOKS)))
+        worst = tuple(range(first, rounds, separation))
+        return WorstPattern(max(spent_in(matrix, worst), float(costs.max())), True, worst)
     return _by_labels(matrix, separation)
 
 

@@ -20,8 +20,8 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
 from niss.protocol.agreement import Agreed
-from niss.protocol.carried import Schedule
 from niss.protocol.messages import Terms
+from niss.protocol.schedule import Schedule
 from niss.randomness import sampler_factor
 
 FloatArray = NDArray[np.float64]
@@ -179,9 +179,18 @@ def _draws(agreed: Agreed) -> Draws:
 
 def check_discretisation(agreed: Agreed, mu: float, promise: Promise) -> None:
     """Refuse a grid on which noise as it is drawn is too far from the Gaussians that mu stands for."""
-    if mu == math.inf:
-        return  # Nothing is claimed, so nothing can fall short of it.
-    cost = _draws(agreed).cost(promise, mu)
+    if mu < math.inf:  # Else nothing is claimed, so nothing can fall short of it.
+        _require_affordable(_draws(agreed).cost(promise, mu))
+
+
+def check_run_discretisation(schedule: Schedule, mu: float, promise: Promise) -> None:
+    """The same for a participation in a committed run, all of whose rounds stand behind mu."""
+    if narrowest_steps(schedule) < LEAST_STEPS:
+        raise RemoteProtocolError("some noise is only a few grid steps wide", hint="use more grid bits")
+    _require_affordable(run_cost(schedule, promise, mu))
+
+
+def _require_affordable(cost: float) -> None:
     if not cost <= 1.0:
         raise RemoteProtocolError(
             f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",
@@ -201,8 +210,8 @@ def is_wide_enough(agreed: Agreed, variance: float) -> bool:
 
 def narrowest_noise(schedule: Schedule) -> float:
     """The least variance of any noise in an upload: residual, a share, a carried one, or a self-mask."""
-    noises = [schedule.residual_variance, schedule.unit_variance]
-    return min(noises + [one for one in (schedule.carried_variance, schedule.self_variance) if one])
+    noises = [schedule.noise.residual, schedule.noise.unit]
+    return min(noises + [one for one in (schedule.carried_variance, schedule.noise.self_mask) if one])
 
 
 def narrowest_steps(schedule: Schedule) -> float:
@@ -210,25 +219,23 @@ def narrowest_steps(schedule: Schedule) -> float:
     return Grid(schedule.grid_bits).deviation_steps(narrowest_noise(schedule))
 
 
-def _scheduled_draws(schedule: Schedule, number: int) -> Draws:
-    """Everything that is drawn in a round, with what it carries on: each share counts once, where it is added."""
+def _scheduled_draws(schedule: Schedule) -> list[Draws]:
+    """All that is drawn in each kind of round, with what it carries on: each share counts once, where it is added."""
     size = schedule.participants
-    return Draws.of(
-        schedule.terms(b"run", number), size, [1.0], [size * (size - 1)], carried=([1.0], [size * size])
-    )
+    rounds = (schedule.terms(b"run", number) for number in {0, min(1, schedule.rounds - 1)})
+    shares = [1.0], [size * (size - 1)]
+    return [Draws.of(terms, size, *shares, carried=([1.0], [size * size])) for terms in rounds]
 
 
 @lru_cache(maxsize=64)
 def run_cost(schedule: Schedule, promise: Promise, mu: float) -> float:
     """How much of its part of delta the grid uses in a run, all rounds together; above 1 is too much."""
-    numbers = {0, min(1, schedule.rounds - 1)}
-    return max(_scheduled_draws(schedule, one).cost(promise, mu, rounds=schedule.rounds) for one in numbers)
+    return max(draws.cost(promise, mu, rounds=schedule.rounds) for draws in _scheduled_draws(schedule))
 
 
 def run_grid_delta(schedule: Schedule, promise: Promise) -> float:
     """What grid and sampler add to the delta of a client over the whole run, however often it takes part."""
-    if not schedule.residual_variance:
+    if not schedule.noise.residual:
         return 0.0
-    numbers = {0, min(1, schedule.rounds - 1)}
     whole = replace(promise, rounds=schedule.rounds)
-    return max(_scheduled_draws(schedule, one).delta(whole) for one in numbers)
+    return max(draws.delta(whole) for draws in _scheduled_draws(schedule))

@@ -18,7 +18,7 @@ which puts all of these on the right side. Where it is exactly depends on the ta
 no proof of either kind.
 
 R takes the updates to be as long as the clip. Where they are half as long, the noise counts twice; clip and noise are
-in proportion, so that a clip that fits the updates (`niss.mechanism.adaptive`) mends that, and nothing else.
+in proportion, so that a clip that fits the updates (`niss.mechanism.clipping`) mends that, and nothing else.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ whatever the server asks for, adaptively, the run is B_k-GDP towards k: the budg
 total is only "spent". A charge is on disk (fsync) before `charge` returns; send afterwards, never before,
 and leave aborted and lost rounds charged.
 
+A record is one line of canonical JSON (sorted keys, no spaces, ASCII): a `LedgerHeader`, then a `LedgerEntry` for each
+round charged. It carries `hash`, the SHA-256 of its other fields, and, from the second record on, `previous`, the hash
+of the record before. Every byte of a file is therefore checked, that of the last record too. A file of another format
+is refused by its name.
+
 What the file itself shows: a changed byte, a line lost, added or moved within it. What it cannot show: lines
 cut off its end, or a file written anew from its start, since the chain has no secret. Keep `head` somewhere
 else and pass it to `open` as `expected_head`; a ledger that lost that record is refused.
@@ -12,71 +17,51 @@ else and pass it to `open` as `expected_head`; a ledger that lost that record is
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import io
+import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from niss.accounting.ledger_chain import (
-    LONGEST_BASIS,
-    Header,
-    LedgerEntry,
-    Mu,
-    canonical,
-    charges_csv,
-    client_order,
-    damaged,
-    is_whole,
-    read_charge,
-    read_header,
-    seal,
-    starts_whole,
-)
-from niss.checks import BOOKS
+import numpy as np
+
+from niss.accounting.ledger import FORMAT, Charge, IntArray, Ledger, LedgerEntry, LedgerHeader, client_order
+from niss.checks import require_one_of, require_whole
 from niss.errors import ConfigError, PrivacyError
 from niss.files import lock_file, sync_folder, to_json
 from niss.mechanism import gdp_epsilon
+
+# A basis says in a few words what was assumed; it is no place for data.
+LONGEST_BASIS = 4096
+CSV_COLUMNS = ("round", "attempt", "client", "mu_joint", "mu_marginal")
 
 
 class LedgerFile:
     """The ledger of one or more clients in one append-only file; make one with `create`, `open` or `read`."""
 
-    def __init__(self, path: Path, header: Header, head: str, file: io.FileIO | None) -> None:
+    def __init__(self, path: Path, header: LedgerHeader, head: str, file: io.FileIO | None) -> None:
         self.path = path
         self.header = header
         self._hashes = [head]
         self._file = file
         self._entries: list[LedgerEntry] = []
         self._charged: set[tuple[int, int]] = set()
-        self._squares: dict[str, tuple[float, float, int]] = {}
         self._torn: bytes = b""
+        # Clients by their number in the ledger of sums, in which nothing promised is an infinite budget.
+        self._numbers = {client: number for number, client in enumerate(header.budgets or ())}
+        budgets = [math.inf if budget is None else budget for budget in (header.budgets or {}).values()]
+        self._spent = Ledger.empty(len(budgets), None if header.budgets is None else np.array(budgets))
 
     @classmethod
-    def create(
-        cls,
-        path: str | Path,
-        *,
-        run: str,
-        budgets: Mapping[str, float | None] | None = None,
-        delta: float,
-        unit: str,
-        relation: str,
-        delta_failure: float = 0.0,
-    ) -> LedgerFile:
-        """A new ledger, locked for charging; raises PrivacyError for a path that exists.
-
-        run             whose charges these are, in words
-        budgets         the clients and their B_k; a budget of None promises nothing, `budgets=None` takes any client
-                        and promises nothing to anyone
-        delta           of every claim
-        unit, relation  what is hidden, as in `Plan`
-        delta_failure   the part of delta that pays for bounds that may fail
-        """
+    def create(cls, path: str | Path, header: LedgerHeader) -> LedgerFile:
+        """A new ledger that promises so much, locked for charging; raises PrivacyError for a path that exists."""
         path = Path(path)
-        header = Header(run, budgets, delta, unit, relation, delta_failure)
         line, head = seal(header.body())
         try:
             file = io.FileIO(path, "x+")
@@ -134,7 +119,7 @@ class LedgerFile:
     @property
     def clients(self) -> tuple[str, ...]:
         """All clients named in the header or charged."""
-        return tuple(sorted({*(self.header.budgets or ()), *self._squares}, key=client_order))
+        return tuple(sorted(self._numbers, key=client_order))
 
     @property
     def head(self) -> str:
@@ -153,16 +138,15 @@ class LedgerFile:
 
     def spent(self, client: str, *, view: str = "joint") -> float:
         """mu of all charges so far, `sqrt(sum of mu^2)`; infinite after one without a guarantee."""
-        if view not in ("joint", "marginal"):
-            raise ConfigError(f"unknown view {view!r}", field="view", hint="use one of: joint, marginal")
+        require_one_of(view, ("joint", "marginal"), field="view")
         self._require_known(client)
-        joint, marginal, _ = self._squares.get(client, (0.0, 0.0, 0))
-        return math.sqrt(joint if view == "joint" else marginal)
+        squares = self._spent.joint_squared if view == "joint" else self._spent.marginal_squared
+        return math.sqrt(squares[self._numbers[client]])
 
     def participations(self, client: str) -> int:
         """How many uploads were charged to a client."""
         self._require_known(client)
-        return self._squares.get(client, (0.0, 0.0, 0))[2]
+        return int(self._spent.participations[self._numbers[client]])
 
     def epsilon(self, mu: float | None) -> float | None:
         """A mu of this ledger as epsilon at its delta; None stands for none, or for no finite one."""
@@ -174,44 +158,52 @@ class LedgerFile:
         self,
         round: int,
         attempt: int,
-        mus: Mapping[str, tuple[float, float]],
+        charges: Mapping[str, Charge],
         basis: Mapping[str, Any] | None = None,
     ) -> LedgerEntry:
         """Charge one upload to each client; on disk before this returns. Send afterwards, never before.
 
         round, attempt  which upload this is
-        mus             (joint, marginal) mu of each client
+        charges         of each client
         basis           in a few words, which worst case was charged
 
         A charge is refused whole (PrivacyError), and nothing is written, if any client would overspend, is unknown,
-        or if this round and attempt were charged before.
+        or if this round and attempt were charged before; so is a charge that does not compose by mu^2.
         """
         if self._file is None:
             raise PrivacyError(
                 f"{self.path} is closed, or open for reading only", hint="open it with LedgerFile.open"
             )
-        entries = {client: Mu(float(joint), float(marginal)) for client, (joint, marginal) in mus.items()}
-        entry = LedgerEntry(round, attempt, entries, dict(basis or {}))
-        squares = self._checked(entry)
+        plain = {
+            client: Charge(float(charge.mu2), float(charge.marginal_mu2), charge.slot, charge.grid_delta)
+            for client, charge in charges.items()
+        }
+        entry = LedgerEntry(round, attempt, plain, dict(basis or {}))
+        self._check(entry)
         line, digest = seal(entry.body(self.head))
         self._append(line)
-        return self._accept(entry, digest, squares)
+        return self._accept(replace(entry, hash=digest))
 
     def to_csv(self) -> str:
-        """One line per charge and client; infinite mu is written as inf."""
-        return charges_csv(self._entries)
+        """One line per charge and client, for spreadsheets; infinite mu is written as inf."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for entry in self._entries:
+            for client in sorted(entry.charges, key=client_order):
+                charge = entry.charges[client]
+                writer.writerow((entry.round, entry.attempt, client, charge.joint, charge.marginal))
+        return text.getvalue()
 
     def to_json(self) -> dict[str, Any]:
         """Header, totals and charges as plain values; null where there is no finite number."""
         header = {name: value for name, value in self.header.body().items() if name != "budgets"}
-        charges = [{**entry.to_json(), "hash": entry.hash} for entry in self._entries]
-        clients = [self._client_json(client) for client in self.clients]
         return {
             **header,
             "head": self.head,
             "torn_bytes": len(self.torn),
-            "clients": clients,
-            "charges": charges,
+            "clients": [self._client_json(client) for client in self.clients],
+            "entries": [{**entry.to_json(), "hash": entry.hash} for entry in self._entries],
         }
 
     def _client_json(self, client: str) -> dict[str, Any]:
@@ -249,11 +241,11 @@ class LedgerFile:
     ) -> LedgerFile:
         *lines, tail = content.split(b"\n")
         torn = b""
-        if is_whole(tail):
+        if _unsealed(tail) is not None:
             # All of the record is there but its end of line: count it, which is the safe side.
             lines.append(tail)
-        elif starts_whole(tail):
-            raise damaged(f"{path}, line {len(lines) + 1}", "the end of the line is damaged")
+        elif _starts_whole(tail):
+            raise _damaged(f"{path}, line {len(lines) + 1}", "the end of the line is damaged")
         else:
             torn = tail
         if not lines:
@@ -261,36 +253,30 @@ class LedgerFile:
                 f"{path} is not a ledger: it has no header",
                 hint="if its creation was interrupted, nothing was charged: delete it and create it again",
             )
-        ledger = cls(path, *read_header(lines[0], f"{path}, line 1"), file)
+        ledger = cls(path, *_read_header(lines[0], f"{path}, line 1"), file)
         for number, line in enumerate(lines[1:], start=2):
             where = f"{path}, line {number}"
-            entry = read_charge(line, where, ledger.head)
+            entry = _read_entry(line, where, ledger.head)
             try:
-                squares = ledger._checked(entry)
+                ledger._check(entry)
             except PrivacyError as error:
-                raise damaged(where, error.message) from None
-            ledger._accept(entry, entry.hash, squares)
+                raise _damaged(where, error.message) from None
+            ledger._accept(entry)
         ledger._torn = torn
         if expected_head is not None and expected_head not in ledger._hashes:
-            raise damaged(
+            raise _damaged(
                 str(path), f"the record {expected_head[:12]}... kept as its head is no longer in it"
             )
         return ledger
 
-    def _checked(self, entry: LedgerEntry) -> dict[str, tuple[float, float, int]]:
-        """The clients' new totals, if this charge is allowed; the same checks for a new charge and one that is read."""
-        for field, value in (("round", entry.round), ("attempt", entry.attempt)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise PrivacyError(f"{field}: must be a whole number of at least 0, not {value!r}")
-        if (entry.round, entry.attempt) in self._charged:
-            raise PrivacyError(
-                f"round {entry.round}, attempt {entry.attempt}, was charged before",
-                hint="a round is answered once; charge a repetition as a new attempt",
-            )
-        if not entry.mus:
-            raise PrivacyError("mus: a charge names at least one client")
+    def _check(self, entry: LedgerEntry) -> None:
+        """Refuse an entry that is not allowed; the same checks for a new one and one that is read."""
         try:
-            too_long = len(canonical(entry.basis)) > LONGEST_BASIS
+            for field in ("round", "attempt"):
+                require_whole(getattr(entry, field), field=field, at_least=0)
+            too_long = len(_canonical(entry.basis)) > LONGEST_BASIS
+        except ConfigError as error:
+            raise PrivacyError(error.message) from None
         except (TypeError, ValueError) as error:
             raise PrivacyError(
                 f"basis: {error}", hint="use strings, whole numbers and finite numbers"
@@ -299,30 +285,43 @@ class LedgerFile:
             raise PrivacyError(
                 f"basis: longer than {LONGEST_BASIS} bytes", hint="name the worst case and leave out the data"
             )
-        return {client: self._total(client, mu) for client, mu in entry.mus.items()}
-
-    def _total(self, client: str, mu: Mu) -> tuple[float, float, int]:
-        self._require_known(client, new=True)
-        if not (mu.joint >= 0.0 and mu.marginal >= 0.0):
-            raise PrivacyError(f"mus[{client}]: must be numbers of at least 0, not {tuple(mu)!r}")
-        joint, marginal, count = self._squares.get(client, (0.0, 0.0, 0))
-        joint += mu.joint * mu.joint
-        budget = None if self.header.budgets is None else self.header.budgets[client]
-        if budget is not None and not joint <= budget * budget * (1.0 + BOOKS):
+        if (entry.round, entry.attempt) in self._charged:
             raise PrivacyError(
-                f"client {client} would overspend its privacy budget: mu {math.sqrt(joint):.6g} of {budget:.6g}",
-                hint="fewer rounds, a larger epsilon, or a higher cap on participations",
+                f"round {entry.round}, attempt {entry.attempt}, was charged before",
+                hint="a round is answered once; charge a repetition as a new attempt",
             )
-        return joint, marginal + mu.marginal * mu.marginal, count + 1
+        if not entry.charges:
+            raise PrivacyError("charges: at least one client must be named")
+        for client, charge in entry.charges.items():
+            self._require_known(client, new=True)
+            charge.require_composable()
+            grid = charge.grid_delta
+            if not (charge.mu2 >= 0.0 and charge.marginal_mu2 >= 0.0 and 0.0 <= (grid or 0.0) < math.inf):
+                raise PrivacyError(f"charges[{client}]: must be numbers of at least 0, not {charge!r}")
+        if self.header.budgets is not None:
+            self._spent.require_room(*self._together(entry), lambda number: list(self._numbers)[number])
 
-    def _accept(
-        self, entry: LedgerEntry, digest: str, squares: dict[str, tuple[float, float, int]]
-    ) -> LedgerEntry:
-        entry = LedgerEntry(entry.round, entry.attempt, entry.mus, entry.basis, digest)
+    def _together(self, entry: LedgerEntry) -> tuple[IntArray, Charge]:
+        """Who is charged, by number, and all that they are charged, as the ledger of sums takes it."""
+        charges = entry.charges.values()
+        everyone = np.array([self._numbers[client] for client in entry.charges])
+        joint = np.array([charge.mu2 for charge in charges])
+        return everyone, Charge(joint, np.array([charge.marginal_mu2 for charge in charges]))
+
+    def _accept(self, entry: LedgerEntry) -> LedgerEntry:
+        for client in entry.charges:
+            self._numbers.setdefault(client, len(self._numbers))
+        spent, more = self._spent, len(self._numbers) - self._spent.participations.size
+        if more:
+            self._spent = Ledger(
+                np.append(spent.joint_squared, np.zeros(more)),
+                np.append(spent.marginal_squared, np.zeros(more)),
+                np.append(spent.participations, np.zeros(more, dtype=np.int64)),
+            )
+        self._spent.charge(*self._together(entry))
         self._entries.append(entry)
         self._charged.add((entry.round, entry.attempt))
-        self._squares.update(squares)
-        self._hashes.append(digest)
+        self._hashes.append(entry.hash)
         return entry
 
     def _append(self, line: bytes) -> None:
@@ -353,9 +352,7 @@ class LedgerFile:
     def _require_known(self, client: str, *, new: bool = False) -> None:
         if not isinstance(client, str):
             raise PrivacyError(f"client {client!r}: clients are named by strings, for example '7'")
-        budgets = self.header.budgets
-        known = client in (self._squares if budgets is None else budgets)
-        if not known and not (new and budgets is None):
+        if client not in self._numbers and not (new and self.header.budgets is None):
             raise PrivacyError(
                 f"client {client!r} is not in {self.path}", hint="see `clients` for those that are"
             )
@@ -377,3 +374,94 @@ def _unreadable(path: Path, error: OSError) -> PrivacyError:
         f"cannot read the ledger {path}: {error.strerror}",
         hint="give the path of a ledger.jsonl; without its ledger a client does not know what it has spent",
     )
+
+
+def _damaged(where: str, what: str = "the record is damaged") -> PrivacyError:
+    """The error for a ledger that cannot be trusted any more."""
+    return PrivacyError(
+        f"{where}: {what}",
+        hint="restore the ledger from a copy; what was spent is no longer known, so nothing more may be sent",
+    )
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    """The one way to write a value down; numbers JSON does not know are refused."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.encode("ascii")
+
+
+def seal(body: Mapping[str, Any]) -> tuple[bytes, str]:
+    """A record's line, without its end, and its hash."""
+    digest = hashlib.sha256(_canonical(body)).hexdigest()
+    return _canonical({**body, "hash": digest}), digest
+
+
+def _unsealed(line: bytes) -> dict[str, Any] | None:
+    """The record in a line as `seal` wrote it, with its hash; None where it is none."""
+    try:
+        record = json.loads(line.decode("ascii"))
+        if not isinstance(record, dict):
+            return None
+        body = {key: value for key, value in record.items() if key != "hash"}
+        return record if seal(body) == (line, record.get("hash")) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _starts_whole(tail: bytes) -> bool:
+    """Whether a whole record stands at the start of these bytes, with something behind it."""
+    try:
+        end = json.JSONDecoder().raw_decode(tail.decode("latin-1"))[1]
+    except (ValueError, RecursionError):
+        return False
+    return end < len(tail) and _unsealed(tail[:end]) is not None
+
+
+def _read_header(line: bytes, where: str) -> tuple[LedgerHeader, str]:
+    """The header of a ledger, and its hash; `where` names the line in errors. Raises PrivacyError for any damage."""
+    record = _unsealed(line)
+    if record is None:
+        raise _damaged(where)
+    digest, name = str(record.pop("hash")), record.pop("format", None)
+    if name != FORMAT:
+        raise PrivacyError(
+            f"{where}: the ledger's format is {name!r}, not {FORMAT!r}",
+            hint="use the version of niss that wrote it",
+        )
+    try:
+        header = LedgerHeader(**record)
+        as_written = seal(header.body())[0] == line
+    except (AttributeError, TypeError, ValueError):
+        as_written = False
+    if not as_written:
+        raise _damaged(where)
+    return header, digest
+
+
+def _read_entry(line: bytes, where: str, previous: str) -> LedgerEntry:
+    """One entry; refuses a record that does not follow the one with the hash `previous`."""
+    record = _unsealed(line)
+    if record is None:
+        raise _damaged(where)
+    if record.pop("previous", None) != previous:
+        raise _damaged(
+            where, "it does not follow the line before; lines are missing, added or in another order"
+        )
+    try:
+        charges = {
+            client: Charge(**{name: _read_value(name, value) for name, value in charge.items()})
+            for client, charge in record.pop("charges").items()
+        }
+        entry = LedgerEntry(charges=charges, **record)
+        as_written = seal(entry.body(previous))[0] == line
+    except (AttributeError, KeyError, TypeError, ValueError):
+        as_written = False
+    if not as_written:
+        raise _damaged(where)
+    return entry
+
+
+def _read_value(name: str, value: Any) -> Any:
+    if name == "slot":
+        return tuple(value)
+    return math.inf if value is None else float(value)

@@ -9,8 +9,8 @@ no other. Participants drawn in secret may make it smaller, where that is proved
 poisson    each client joins with probability q = participants / clients on its own; p_k does not depend on who joins.
            zero-out: whoever else joined, the client's update is in the sum with probability q, or a zero is, which
            leaves the sum as it was: `(1 - q) N(s, .) + q N(s + p_k x_k, .)` against `N(s, .)`. That is the pair of an
-           added or removed client, and dp-accounting's PLD accountant composes it (there REPLACE_SPECIAL, the same as
-           ADD_OR_REMOVE_ONE; dominating pairs compose adaptively: Zhu, Dong, Wang 2022, theorem 10).
+           added or removed client, and dp-accounting's PLD accountant composes it (`poisson_epsilon`; dominating pairs
+           compose adaptively: Zhu, Dong, Wang 2022, theorem 10).
            replace-one: no accountant proves a pair for it; plain composition.
 uniform    a fixed number of clients, without replacement. Where the client was not drawn another was in its place, so
            the sum differs by up to 2 p_k clip, also for zero-out. dp-accounting's RDP accountant (Wang, Balle,
@@ -37,10 +37,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from niss.checks import require_one_of
+from niss.checks import require_one_of, require_real, require_whole
 from niss.claims import rounded_up
 from niss.errors import ConfigError
-from niss.mechanism import gdp_epsilon
+from niss.mechanism import gdp_epsilon, poisson_epsilon
+from niss.mechanism.gaussian import WIDEST_LOSS
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -55,8 +56,6 @@ _RELATIONS = {"client": tuple(_ANY_TWO), "record": ("replace-one",)}
 # More different rounds than this are rounded up onto a grid, so that the accountants work on few of them.
 _FEW = 8
 _GRID = math.log(1.005)
-# Above this privacy loss (mu^2 / 2) sampling is worth next to nothing, and its distribution is too wide to compute.
-_WIDEST_LOSS = 1e4
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,17 @@ def outsider_epsilon(
                     past; then nothing is amplified, and the claim composes the worst `participations` rounds.
     alike           whether all clients have the same weight and add the same noise
     """
-    _check(mus, unit, relation, sampling, clients, participants, delta, participations)
-    costs = sorted((float(mu) for mu in mus if mu > 0.0), reverse=True)
+    require_one_of(sampling, SAMPLINGS, field="sampling")
+    require_one_of(unit, _RELATIONS, field="unit")
+    require_one_of(relation, _RELATIONS[unit], field="relation")
+    require_real(delta, field="delta", below=1.0, zero_allowed=False)
+    if not 1 <= participants <= clients:
+        raise ConfigError(
+            f"must lie between 1 and the {clients} clients, not {participants}", field="participants"
+        )
+    if participations is not None:
+        require_whole(participations, field="participations", at_least=0)
+    costs = sorted((mu for mu in map(_checked, mus) if mu > 0.0), reverse=True)
     capped = participations is not None and participations < len(mus)
     if capped:
         costs = costs[:participations]
@@ -128,11 +136,12 @@ def outsider_epsilon(
         why = "clients differ in weight or noise, so the draws are not credited"
     elif sampling == "poisson" and relation != "zero-out":
         why = "for replaced updates no amplification by Poisson sampling is proved"
-    elif 0.0 < loss <= _WIDEST_LOSS:
+    elif 0.0 < loss <= WIDEST_LOSS:
         plain = gdp_epsilon(math.sqrt(2.0 * loss), delta)
         if sampling == "poisson":
             probability = participants / clients
-            amplified, accountant = _poisson(costs, probability, loss, delta), "PLD (dp-accounting)"
+            rounds = tuple((1.0 / mu, count) for mu, count in _grouped(costs))
+            amplified, accountant = poisson_epsilon(rounds, probability, delta), "PLD (dp-accounting)"
             drawn = f"Poisson sampling with probability {probability:g}"
         else:
             replaced = [_ANY_TWO[relation] * mu for mu in costs]
@@ -143,20 +152,6 @@ def outsider_epsilon(
             return claim(amplified, accountant, f"{drawn}, unseen by the outsider, over {len(costs)} rounds")
     epsilon = gdp_epsilon(math.sqrt(2.0 * loss), delta) if loss else 0.0
     return claim(epsilon, "GDP (exact)", f"plain composition over {len(costs)} participations; {why}")
-
-
-def _poisson(mus: Sequence[float], probability: float, loss: float, delta: float) -> float:
-    """Of updates that become zero, each in its round with that probability."""
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-
-    # dp-accounting's own interval, made coarser as the losses grow wide: about 1e5 steps at all times.
-    interval = min(max(1e-4, 1e-5 * loss), 1e-2)
-    accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, interval)
-    for mu, count in _grouped(mus):
-        gaussian = dp_accounting.GaussianDpEvent(1.0 / mu)
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(probability, gaussian), count)
-    return float(accountant.get_epsilon(delta))
 
 
 def _without_replacement(mus: Sequence[float], clients: int, participants: int, delta: float) -> float:
@@ -179,34 +174,6 @@ def _grouped(mus: Sequence[float]) -> list[tuple[float, int]]:
     if len(counts) > _FEW:
         counts = Counter(max(mu, math.exp(_GRID * math.ceil(math.log(mu) / _GRID))) for mu in mus)
     return sorted(counts.items())
-
-
-def _check(
-    mus: Sequence[float],
-    unit: str,
-    relation: str,
-    sampling: str,
-    clients: int,
-    participants: int,
-    delta: float,
-    participations: int | None,
-) -> None:
-    for field, value, allowed in (
-        ("sampling", sampling, SAMPLINGS),
-        ("unit", unit, tuple(_RELATIONS)),
-        ("relation", relation, _RELATIONS.get(unit, ())),
-    ):
-        require_one_of(value, allowed, field=field)
-    for mu in mus:
-        _checked(mu)
-    if not 1 <= participants <= clients:
-        raise ConfigError(
-            f"must lie between 1 and the {clients} clients, not {participants}", field="participants"
-        )
-    if participations is not None and participations < 0:
-        raise ConfigError(f"must not be negative, not {participations}", field="participations")
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"must lie strictly between 0 and 1, not {delta!r}", field="delta")
 
 
 def to_dp_event(mus: Iterable[float | None]) -> DpEvent:
@@ -232,25 +199,10 @@ def to_dp_event(mus: Iterable[float | None]) -> DpEvent:
     return dp_accounting.ComposedDpEvent(events)
 
 
-def dp_accounting_epsilon(mus: Iterable[float | None], delta: float) -> float | None:
-    """Epsilon of these rounds by dp-accounting's PLD accountant; None: no guarantee.
-
-    For checking: `gdp_epsilon(sqrt(sum of mu^2), delta)` is exact and quicker.
-    """
-    from dp_accounting.pld import PLDAccountant
-
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"must lie strictly between 0 and 1, not {delta!r}", field="delta")
-    accountant = PLDAccountant()
-    accountant.compose(to_dp_event(mus))
-    epsilon = float(accountant.get_epsilon(delta))
-    return epsilon if math.isfinite(epsilon) else None
-
-
 def client_dp_event(ledger: LedgerFile, client: str) -> DpEvent:
     """The joint-view charges of one client of a ledger, for an accountant of your choice."""
     ledger.budget(client)  # Refuses a client the ledger does not know.
-    return to_dp_event(entry.mus[client].joint for entry in ledger.entries if client in entry.mus)
+    return to_dp_event(entry.charges[client].joint for entry in ledger.entries if client in entry.charges)
 
 
 def _checked(mu: float | None) -> float:

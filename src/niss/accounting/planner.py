@@ -10,9 +10,8 @@ while the worst-off client, whoever collude, still has its full effective varian
 term is what dropped clients leave uncancelled in mode `tolerate`; in mode `repair` it is zero, but edges are
 revealed to the server, which counts like collusion.
 
-`plan` gives the plan alone, `forecast` also what it costs.
-
-`plan_carried` and `forecast_carried` do the same for a run whose noise is carried from round to round, as a whole.
+`plan` gives the plan alone, `forecast` also what it costs. A run whose noise is carried from round to round is planned
+as a whole (`carry=True`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
+from niss.accounting.asked import Mode, PlanQuestion
 from niss.accounting.calibration import (
     NOMINAL_KAPPA,
     CarriedSearch,
@@ -33,96 +33,85 @@ from niss.accounting.calibration import (
 )
 from niss.accounting.forecasts import CarriedForecast, PlanForecast, carried_forecast, round_forecast
 from niss.accounting.plans import Plan
-from niss.accounting.question import PlanQuestion
 from niss.accounting.targets import (
     GRID_SHARE,
-    client_sensitivity,
     committee_size,
     committee_threshold,
     most_dropped,
     split_failure,
 )
-from niss.checks import require_one_of
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_mu
-from niss.methods import enough_neighbours, too_sparse
-from niss.protocol.messages import MODES
+from niss.methods import client_sensitivity, enough_neighbours, too_sparse
 from niss.settings import check
 
-GOALS = ("mean", "final")
+
+@overload
+def forecast(
+    *,
+    carry: Literal[True],
+    search: bool = False,
+    progress: Callable[[str], None] | None = None,
+    **asked: Any,
+) -> CarriedForecast: ...
+
+
+@overload
+def forecast(
+    *,
+    carry: Literal[False] = False,
+    search: bool = False,
+    progress: Callable[[str], None] | None = None,
+    **asked: Any,
+) -> PlanForecast: ...
 
 
 def forecast(
     *,
-    participants: int,
-    neighbours: float | None = None,
-    clip: float = 1.0,
-    epsilon: float = 3.0,
-    delta: float = 1e-5,
-    participations: int = 1,
-    collusion: float = 0.0,
-    dropout: float = 0.0,
-    mode: str = "tolerate",
-    kappa: float | None = None,
-    tau2: float | None = None,
-    relation: str = "zero-out",
+    carry: bool = False,
     search: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> PlanForecast:
+    **asked: Any,
+) -> PlanForecast | CarriedForecast:
     """The cheapest plan for the target, and what it costs; with `tau2` given, what that tau^2 promises instead.
 
-    participants    of a round
-    neighbours      unit shares each sends; None: as many as the colluders make necessary
-    clip            L2 bound on an update
-    epsilon, delta  the target of every client, over all its `participations`
-    collusion       share of the participants that tell the server all they know
-    dropout         share of the participants that vanish after the graph was fixed
-    mode            what happens then: their noise stays in the sum (`tolerate`), or is taken out (`repair`)
-    kappa           strength of the shares; None: the cheapest
-    tau2            distortion of received shares; None: what the target needs
-    relation        neighbouring updates, as in `Plan`
-    search          also look for the worst colluders, which shows how near an attacker comes to the promise
-    progress        is told in a few words what is being computed
+    carry     noise is carried from round to round, and the run is planned as a whole; else each round on its own
+    search    also look for the worst colluders, which shows how near an attacker comes to the promise
+    progress  is told in a few words what is being computed
+    asked     the fields of `PlanQuestion`, of which `participants` must be given
 
-    Raises ConfigError for settings out of range, and PrivacyError where too few are left to share noise with, or where
-    the graph is too sparse for the colluders.
+    An upload is `x_k / participants`, so variances are those of the average. Raises ConfigError for settings out of
+    range, and PrivacyError where too few are left to share noise with, or where the graph is too sparse for the
+    colluders.
 
     >>> planned = forecast(participants=30, epsilon=3.0, collusion=0.2, kappa=4.0)
     >>> round(planned.aggregate_variance_ratio_to_central, 2)
     1.46
     >>> planned.plan.colluders
     6
+    >>> planned = forecast(participants=100, clients=1000, rounds=100, collusion=0.2, carry=True)
+    >>> planned.plan.noise.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
+    (20, 0.28)
     """
-    check(
-        PlanQuestion,
-        {
-            "participants": participants,
-            "epsilon": epsilon,
-            "delta": delta,
-            "clip": clip,
-            "participations": participations,
-            "collusion": collusion,
-            "dropout": dropout,
-            "mode": mode,
-            "kappa": kappa,
-            "tau2": tau2,
-            "relation": relation,
-            "neighbours": neighbours,
-        },
-    )
+    question = check(PlanQuestion, {**asked, "carry": carry})
     say = progress or (lambda _: None)
-    target = {
-        "clip": clip,
-        "epsilon": epsilon,
-        "delta": delta,
-        "participations": participations,
-        "relation": relation,
-        "tau2": tau2,
-        "colluders": math.ceil(collusion * participants - 1e-9),
-    }
-    draft = _draft(participants, neighbours, dropout, mode, target)
+    return _carried(question, say) if carry else _within_rounds(question, search, say)
+
+
+def plan(**asked: Any) -> Plan:
+    """The cheapest plan for a target. `forecast` also tells what it costs, and says what may be asked.
+
+    >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
+    'complete'
+    """
+    return forecast(**asked, carry=False).plan
+
+
+def _within_rounds(question: PlanQuestion, search: bool, say: Callable[[str], None]) -> PlanForecast:
+    mode, tau2, kappa = question.mode, question.tau2, question.kappa
+    draft = _draft(question, mode)
     say("bounding what colluders can do")
-    noise = NoiseNeeded(draft, participants, dropout, mode)
+    noise = NoiseNeeded(draft, question.participants, question.dropout, mode)
     curve = noise.curve() if tau2 is None else ()
     chosen = replace(draft, kappa=kappa or (cheapest(curve) if curve else 1.0))
     say(f"calibrating at kappa = {chosen.kappa:.3g}")
@@ -130,53 +119,62 @@ def forecast(
         noise.calibrated(chosen.kappa) if tau2 is None else (tau2, noise.worst(chosen.kappa, tau2))
     )
     if tau2 is None and worst.alone:
-        raise too_sparse(participants, draft.neighbours, draft.corruption)
-    better = mode
-    if tau2 is None and kappa is None and dropout:
-        better = _better_mode(
-            participants, neighbours, dropout, mode, target, min(curve, key=total_noise).total
-        )
+        raise too_sparse(question.participants, draft.neighbours, draft.corruption)
+    better: str = mode
+    if tau2 is None and kappa is None and question.dropout:
+        better = _better_mode(question, min(curve, key=total_noise).total)
     found = None
     if search and draft.corruption.removed:
         say("looking for the worst colluders")
         found = noise.search(chosen.kappa, needed, worst)
-    return round_forecast(chosen, participants, needed, worst, found, dropout, (mode, better), curve)
+    return round_forecast(
+        chosen, question.participants, needed, worst, found, question.dropout, (mode, better), curve
+    )
 
 
-def _draft(
-    participants: int, neighbours: float | None, dropout: float, mode: str, target: dict[str, Any]
-) -> Plan:
+def _draft(question: PlanQuestion, mode: Mode) -> Plan:
     """The plan but for kappa: its graph, and what a repair may reveal."""
+    size = question.participants
 
     def with_neighbours(sent: float) -> Plan:
         plan = Plan(
-            **target,
+            clip=question.clip,
+            epsilon=question.epsilon,
+            delta=question.delta,
+            relation=question.relation,
+            participations=question.participations or question.rounds or 1,
+            colluders=_colluders(question),
+            tau2=question.tau2,
             neighbours=sent,
-            graph="complete" if sent >= participants - 1 else "regular",
+            graph="complete" if sent >= size - 1 else "regular",
             kappa=NOMINAL_KAPPA,
         )
         if mode == "repair":
-            plan = _repaired(plan, participants, dropout)
-        _require_room(plan, participants)
+            plan = _repaired(plan, size, question.dropout)
+        _require_room(plan, size)
         return plan
 
-    if neighbours is not None:
-        if neighbours > participants - 1:
+    if question.neighbours is not None:
+        if question.neighbours > size - 1:
             raise ConfigError(
-                f"a round of {participants} has only {participants - 1} others to send shares to, not {neighbours:g}",
+                f"a round of {size} has only {size - 1} others to send shares to, not {question.neighbours:g}",
                 field="neighbours",
-                hint=f"at most {participants - 1}, which is everyone; left out, the planner chooses",
+                hint=f"at most {size - 1}, which is everyone; left out, the planner chooses",
             )
-        return with_neighbours(float(neighbours))
+        return with_neighbours(question.neighbours)
     # What may be revealed grows with the degree, and the degree with what may be revealed.
-    sent = min(participants - 1, max(30, math.ceil(4.0 * math.log2(participants))))
-    while sent < participants - 1:
+    sent = min(size - 1, max(30, math.ceil(4.0 * math.log2(size))))
+    while sent < size - 1:
         plan = with_neighbours(float(sent))
-        needed = enough_neighbours(participants, plan.corruption, sent)
+        needed = enough_neighbours(size, plan.corruption, sent)
         if needed == sent:
             return plan
         sent = needed
-    return with_neighbours(float(participants - 1))
+    return with_neighbours(float(size - 1))
+
+
+def _colluders(question: PlanQuestion) -> int:
+    return math.ceil(question.collusion * question.participants - 1e-9)
 
 
 def _repaired(plan: Plan, participants: int, dropout: float) -> Plan:
@@ -198,58 +196,15 @@ def _repaired(plan: Plan, participants: int, dropout: float) -> Plan:
     return replace(plan, committee=size, dropped=dropped, revealed=revealed)
 
 
-def _better_mode(
-    participants: int,
-    neighbours: float | None,
-    dropout: float,
-    mode: str,
-    target: dict[str, Any],
-    total: float,
-) -> str:
+def _better_mode(question: PlanQuestion, total: float) -> str:
     """The mode that leaves less noise in the sum, each with its own cheapest kappa."""
-    other = next(one for one in MODES if one != mode)
+    other: Mode = "repair" if question.mode == "tolerate" else "tolerate"
     try:
-        draft = _draft(participants, neighbours, dropout, other, target)
-        least = min(NoiseNeeded(draft, participants, dropout, other).curve(), key=total_noise).total
+        noise = NoiseNeeded(_draft(question, other), question.participants, question.dropout, other)
+        least = min(noise.curve(), key=total_noise).total
     except PrivacyError:
-        return mode
-    return other if least < total else mode
-
-
-def plan(
-    *,
-    participants: int,
-    neighbours: float | None = None,
-    clip: float = 1.0,
-    epsilon: float = 3.0,
-    delta: float = 1e-5,
-    participations: int = 1,
-    collusion: float = 0.0,
-    dropout: float = 0.0,
-    mode: str = "tolerate",
-    kappa: float | None = None,
-    tau2: float | None = None,
-    relation: str = "zero-out",
-) -> Plan:
-    """The cheapest plan for a target. `forecast` also tells what it costs, and says what the arguments mean.
-
-    >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
-    'complete'
-    """
-    return forecast(
-        participants=participants,
-        neighbours=neighbours,
-        clip=clip,
-        epsilon=epsilon,
-        delta=delta,
-        participations=participations,
-        collusion=collusion,
-        dropout=dropout,
-        mode=mode,
-        kappa=kappa,
-        tau2=tau2,
-        relation=relation,
-    ).plan
+        return question.mode
+    return other if least < total else question.mode
 
 
 def _require_room(plan: Plan, participants: int) -> None:
@@ -264,134 +219,33 @@ def _require_room(plan: Plan, participants: int) -> None:
         )
 
 
-def plan_carried(
-    *,
-    participants: int,
-    clients: int,
-    rounds: int,
-    epsilon: float = 3.0,
-    delta: float = 1e-5,
-    sensitivity: float = 1.0,
-    separation: int | None = None,
-    pattern: str = "cyclic",
-    collusion: float = 0.0,
-    dropout: float = 0.0,
-    mode: str = "tolerate",
-    declared_dropped: int | None = None,
-    kappa: float | None = None,
-    carried_to_residual: float | None = None,
-    closing: bool = False,
-    goal: str = "mean",
-    progress: Callable[[str], None] | None = None,
-) -> CarriedForecast:
-    """The plan that leaves least noise in the model, for clients that return after `separation` rounds.
-
-    participants, clients  of a round, and altogether; `separation` defaults to how often they fill a round
-    rounds                 T, committed
-    epsilon, delta         the target of every client over the whole run; `sensitivity` of one upload
-    collusion, dropout     shares of the participants
-    mode                   `tolerate`: dropped clients leave their shares in the sum; `repair`: they are taken out again
-    declared_dropped       most clients of a round that may be called dropped in a repair; None: more drop out in one
-                           round of a million; 0: carried shares are not repaired
-    kappa                  shares sent within a round over the noise a client would need alone; None: the cheapest
-    carried_to_residual    w / r; None: the best
-    goal                   least noise on average over the rounds (`mean`) or in the last model (`final`)
-    progress               is told in a few words what is being computed
-
-    `pattern` and `closing` are those of `Committed`.
-
-    >>> planned = plan_carried(participants=100, clients=1000, rounds=100)
-    >>> planned.separation, round(planned.model_variance_ratio_to_central_mean, 2)
-    (10, 0.21)
-    """
-    say = progress or (lambda _: None)
-    check(
-        PlanQuestion,
-        {
-            "participants": participants,
-            "epsilon": epsilon,
-            "collusion": collusion,
-            "dropout": dropout,
-            "mode": mode,
-            "kappa": kappa,
-            "rounds": rounds,
-        },
-    )
-    require_one_of(goal, GOALS, field="goal")
-    if carried_to_residual is not None and not 0.0 <= carried_to_residual < math.inf:
-        raise ConfigError("must be finite and not negative", field="carried_to_residual")
-    if not 0.0 < sensitivity < math.inf:
-        raise ConfigError(f"must be a finite number above 0, not {sensitivity!r}", field="sensitivity")
-    if declared_dropped is None:
-        declared_dropped = most_dropped(participants, dropout, delta) if mode == "repair" else 0
-    draft = run_draft(
-        participants=participants,
-        rounds=rounds,
-        separation=_separation(participants, clients, separation, pattern),
-        pattern=pattern,
-        closing=closing,
-        colluders=math.ceil(collusion * participants - 1e-9),
-        dropped=declared_dropped,
-    )
-    search = CarriedSearch(draft, gdp_mu(epsilon, delta), dropout, mode == "repair", goal)
-    ratio = carried_to_residual
-    chosen = search.at(kappa, ratio) if kappa else search.cheapest(ratio, say)
-    say("comparing with trusted servers")
-    asked = {"clients": clients, "epsilon": epsilon, "delta": delta, "dropout": dropout, "mode": mode}
-    return carried_forecast(safely_within(chosen, search.mu**2), search, sensitivity, asked)
-
-
-def forecast_carried(
-    *,
-    participants: int,
-    clients: int,
-    rounds: int,
-    clip: float = 1.0,
-    epsilon: float = 3.0,
-    delta: float = 1e-5,
-    collusion: float = 0.0,
-    dropout: float = 0.0,
-    mode: str = "tolerate",
-    kappa: float | None = None,
-    relation: str = "zero-out",
-    pattern: str = "cyclic",
-    progress: Callable[[str], None] | None = None,
-) -> CarriedForecast:
-    """`plan_carried` for what a user knows: the clip on updates, what is hidden, and the whole of delta.
-
-    An upload is `x_k / participants`, so variances are those of the average. As in every plan that a protocol can run,
-    a part of delta is kept for noise on a grid. The other arguments are those of `plan_carried` and of `forecast`.
-
-    >>> planned = forecast_carried(participants=100, clients=1000, rounds=100, collusion=0.2)
-    >>> planned.plan.noise.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
-    (20, 0.28)
-    """
+def _carried(question: PlanQuestion, say: Callable[[str], None]) -> CarriedForecast:
+    """The run that leaves least noise in the model."""
+    size, dropout = question.participants, question.dropout
+    assert question.clients is not None
+    assert question.rounds is not None
     # What is no target is refused in the caller's own numbers.
-    check(
-        PlanQuestion,
-        {
-            "participants": participants,
-            "relation": relation,
-            "clip": clip,
-            "delta": delta,
-        },
+    gdp_mu(question.epsilon, question.delta)
+    delta = (1.0 - GRID_SHARE) * question.delta
+    dropped = question.declared_dropped
+    if dropped is None:
+        dropped = most_dropped(size, dropout, delta) if question.mode == "repair" else 0
+    draft = run_draft(
+        participants=size,
+        rounds=question.rounds,
+        separation=_separation(size, question.clients, question.separation, question.pattern),
+        pattern=question.pattern,
+        closing=question.closing,
+        colluders=_colluders(question),
+        dropped=dropped,
     )
-    gdp_mu(epsilon, delta)
-    planned = plan_carried(
-        participants=participants,
-        clients=clients,
-        rounds=rounds,
-        epsilon=epsilon,
-        delta=(1.0 - GRID_SHARE) * delta,
-        sensitivity=float(client_sensitivity(1.0 / max(participants, 1), clip, relation)),
-        pattern=pattern,
-        collusion=collusion,
-        dropout=dropout,
-        mode=mode,
-        kappa=kappa,
-        progress=progress,
-    )
-    return replace(planned, delta=delta)
+    repaired, ratio = question.mode == "repair", question.carried_to_residual
+    search = CarriedSearch(draft, gdp_mu(question.epsilon, delta), dropout, repaired, question.goal)
+    chosen = search.at(question.kappa, ratio) if question.kappa else search.cheapest(ratio, say)
+    say("comparing with trusted servers")
+    sensitivity = float(client_sensitivity(1.0 / size, question.clip, question.relation))
+    asked = {name: getattr(question, name) for name in ("clients", "epsilon", "delta", "dropout", "mode")}
+    return carried_forecast(safely_within(chosen, search.mu**2), search, sensitivity, asked)
 
 
 def _separation(participants: int, clients: int, asked: int | None, pattern: str) -> int:

@@ -9,174 +9,77 @@ up to the method (`niss.methods`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import InstanceOf
+from typing_extensions import Doc
 
+from niss.accounting.asked import Dropout, Horizon, Sharing, Target, Trust, method_names
 from niss.accounting.calibration import committed_run
-from niss.accounting.committed import PATTERNS, Committed
-from niss.accounting.round_plans import RoundPlan
-from niss.accounting.targets import (
-    FAILURE_SHARE,
-    GRID_SHARE,
-    RELATIONS,
-    client_sensitivity,
-    split_failure,
-)
-from niss.checks import require_one_of
+from niss.accounting.committed import Committed
+from niss.accounting.targets import FAILURE_SHARE, GRID_SHARE, split_failure
 from niss.errors import ConfigError
-from niss.graph import GRAPHS
-from niss.mechanism import MECHANISMS, gaussian_sigma, gdp_mu
-from niss.methods import (
-    DISTORTIONS,
-    METHODS,
-    Method,
-    distortion_named,
-    method_named,
-    of_participants,
-)
-from niss.views import Corruption
-
-UNITS = ("client", "record", "nbafl")
-# At least 1, where they are given.
-_COUNTS = (
-    "attempts", "participations", "horizon", "chain_rounds", "separation", "threshold", "bands", "participants",
-)  # fmt: skip
+from niss.graph import ShareGraph
+from niss.mechanism import gaussian_sigma, gdp_mu
+from niss.mechanism.shares import Edges, SomeEdges
+from niss.methods import METHODS, CarriedEdges, Method, client_sensitivity, distortion_named, of_participants
+from niss.settings import NotNegative, OneOf, Positive, settings
+from niss.views import EXACT_LIMIT, Corruption, WorstCase, effective_variance
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How the clients of a federated run are protected.
+@settings
+class Plan(Trust, Horizon, Sharing, Target):
+    """How the clients of a federated run are protected, in four parts: `Target`, `Sharing`, `Horizon` and `Trust`.
 
-    method          `fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted
-                    server adds the noise once), `central-dp-sampled` (and draws participants in secret),
-                    `central-mf` (and correlates it over rounds), `secagg-ddg` (secure
-                    aggregation, every client adds a part of the noise), `niss` (noise shares that cancel),
-                    `niss-carried` (and noise carried from one round to the next)
-    unit            what is hidden: a whole `client`, one `record`, or `nbafl`: the reading of the paper,
-                    sensitivity 2 clip / d_k after many local steps, which is a heuristic and proves nothing
-    relation        neighbouring inputs of the client unit: its update becomes zero (`zero-out`) or any
-                    other (`replace-one`); records are always replaced, at a fixed, public number d_k
-    clip            L2 bound on an update (unit client) or on a sample's gradient (unit record)
-    epsilon, delta  the target of every client, or one epsilon per client
-    participations  rounds over which the target is composed; 1 means per round
-    kappa           strength of the shares: v sigma^2 = kappa sigma_k^2
-    neighbours      unit shares sent by the client with the least noise (the others in proportion)
-    tau2            distortion of received shares; None calibrates it for the joint view
-    colluders       most participants of a round that tell the server all they know, fixed before the
-                    beacon; in a coalition graph, most in each group
-    revealed        most edges of a client that may be given to the server to repair dropouts
-    dropped         most clients that may be declared dropped in a repaired round
-    attempts        most times a round may be tried again; each attempt may fail its collusion bound
-    horizon         rounds of the whole run, to which methods that plan their noise for all of it are committed; None:
-                    `participations` times `separation`
-    chain_rounds    rounds of all beacon chains among which a server could choose: each of their graphs may fail the
-                    bound, shown or not; None: no more than the run has
-    separation      a client that takes part in round t stays out until round t + separation
-    sampling_probability  with which a client is drawn into a round, on its own and in secret; 1: no secret
-    threshold       fewest uploads of which secure aggregation opens the sum; None: those of all participants
-    bands           of the square root of `central-mf`; None: the separation
-    carried_to_residual   variance that is carried to the next round, in units of what stays; None: what leaves least
-                    noise in the model
-    participants    of every round, where noise is carried from one to the next; None: those of the first
-    pattern         rounds of a client are exactly (`cyclic`) or at least (`any`) the separation apart
-    dropout         share of the participants that is expected to drop out, for which it is planned how much to carry
-    closing         one more round, without data, takes out what the last one carried
-    on_grid         the protocol runs it: a part of delta pays for noise on a grid. Some methods always keep that part
-    committee       members that repair a round; None: all its participants
+    The names of all four are given side by side; what they mean stands beside each of them, as on the page of settings.
+    Besides, a plan has its method, what the method alone needs, and numbers that a planner may choose.
 
     >>> plan = Plan(clip=0.5, epsilon=3.0, participations=6, kappa=4.0)
     >>> plan.calibrated, plan.kind.shares_noise
     (True, True)
     """
 
-    method: str = "niss"
-    unit: str = "client"
-    relation: str = "zero-out"
-    clip: float = 0.5
-    epsilon: float | tuple[float, ...] = 3.0
-    delta: float = 1e-5
-    participations: int = 1
-    mechanism: str = "analytic"
-    allow_invalid: bool = False
-    learning_rate: float | None = None
-    kappa: float = 1.0
-    neighbours: float = 10.0
-    graph: str = "regular"
-    groups: tuple[tuple[int, ...], ...] = ()
-    distortion: str = "additive"
-    tau2: float | tuple[float, ...] | None = None
-    colluders: int = 0
-    revealed: int = 0
-    dropped: int = 0
-    attempts: int = 1
-    horizon: int | None = None
-    chain_rounds: int | None = None
-    separation: int = 1
-    sampling_probability: float = 1.0
-    threshold: int | None = None
-    bands: int | None = None
-    carried_to_residual: float | None = None
-    participants: int | None = None
-    pattern: str = "cyclic"
-    dropout: float = 0.0
-    closing: bool = False
-    on_grid: bool = False
-    committee: int | None = None
+    method: Annotated[
+        Annotated[str, OneOf(method_names)] | InstanceOf[Method],
+        Doc(
+            "`fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted server adds the "
+            "noise once), `central-dp-sampled` (and draws participants in secret), `central-mf` (and correlates it "
+            "over rounds), `secagg-ddg` (secure aggregation, every client adds a part of the noise), `niss` (noise "
+            "shares that cancel), `niss-carried` (and noise carried from one round to the next); or the method itself, "
+            "with settings of its own: `CentralMf(bands=5)`."
+        ),
+    ] = "niss"
+    kappa: Annotated[Positive, Doc("Strength of the shares: v sigma^2 = kappa sigma_k^2.")] = 1.0
+    tau2: Annotated[
+        NotNegative | tuple[NotNegative, ...] | None,
+        Doc("Distortion of received shares; none: calibrated for the joint view."),
+    ] = None
+    carried_to_residual: Annotated[
+        NotNegative | None,
+        Doc("Variance that is carried to the next round, over what stays; none: what leaves least noise."),
+    ] = None
+    closing: Annotated[bool, Doc("One more round, without data, takes out what the last one carried.")] = (
+        False
+    )
+    dropout: Dropout = 0.0
+    learning_rate: Annotated[Positive | None, Doc("Of the one local step of the record unit.")] = None
 
     def __post_init__(self) -> None:
-        choices: dict[str, Iterable[str]] = {
-            "method": METHODS,
-            "unit": UNITS,
-            "relation": RELATIONS,
-            "mechanism": MECHANISMS,
-            "graph": GRAPHS,
-            "distortion": DISTORTIONS,
-            "pattern": PATTERNS,
-        }
-        for field, allowed in choices.items():
-            value = getattr(self, field)
-            require_one_of(value, allowed, field=field)
-        for field in ("clip", "kappa", "learning_rate"):
-            value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise ConfigError(f"must be a finite number above 0, not {value!r}", field=field)
-        for field in _COUNTS:
-            value = getattr(self, field)
-            if value is not None and not 1 <= value < math.inf:
-                raise ConfigError(f"must be at least 1, not {value}", field=field)
-        if not 0.0 < self.sampling_probability <= 1.0:
-            raise ConfigError(
-                f"must lie in (0, 1], not {self.sampling_probability!r}", field="sampling_probability"
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"must lie in [0, 1), not {self.dropout!r}", field="dropout")
-        carried = self.carried_to_residual
-        if carried is not None and not (math.isfinite(carried) and carried >= 0.0):
-            raise ConfigError(
-                f"must be finite and not negative, not {carried!r}", field="carried_to_residual"
-            )
-        if not (math.isfinite(self.neighbours) and self.neighbours >= 1.0):
-            raise ConfigError(
-                f"each client must send at least one unit share, not {self.neighbours!r}", field="neighbours"
-            )
         Corruption(colluders=self.colluders, revealed=self.revealed, dropped=self.dropped)
-        if self.colluders and not 0.0 < self.delta < 1.0:
-            raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
         if self.unit == "record" and self.learning_rate is None:
             raise ConfigError(
                 "the record unit needs the rate of the one local step",
                 field="learning_rate",
                 hint="set learning_rate",
             )
-        for tau2 in self.tau2 if isinstance(self.tau2, tuple) else (self.tau2 or 0.0,):
-            if not (math.isfinite(tau2) and tau2 >= 0.0):
-                raise ConfigError(f"must be finite and not negative, not {tau2!r}", field="tau2")
         if self.tau2 is None and not distortion_named(self.distortion).calibratable:
             raise ConfigError(
                 f"only the additive distortion can be calibrated for the joint view, not {self.distortion!r}",
@@ -199,7 +102,7 @@ class Plan:
     @property
     def kind(self) -> Method:
         """The method itself: what noise is added where, and what that is worth."""
-        return method_named(self.method)
+        return METHODS[self.method] if isinstance(self.method, str) else self.method
 
     @property
     def private(self) -> bool:
@@ -244,7 +147,7 @@ class Plan:
     def _everyone_near(self) -> bool:
         return self.graph in ("complete", "coalition")
 
-    @property
+    @cached_property
     def corruption(self) -> Corruption:
         """What is assumed of the other participants."""
         failure = 0.0
@@ -262,8 +165,7 @@ class Plan:
     @property
     def grid_delta(self) -> float:
         """The part of delta that pays for noise on a grid, from a real sampler, where a protocol may run the plan."""
-        paid = self.kind.has_protocol and (self.on_grid or self.kind.pays_for_grid)
-        return GRID_SHARE * self.delta if paid and self.calibrated else 0.0
+        return GRID_SHARE * self.delta if self.kind.has_protocol and self.calibrated else 0.0
 
     @property
     def gaussian_delta(self) -> float:
@@ -364,3 +266,143 @@ def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool
     if not np.all(np.isfinite(given)) or np.any(given < 0.0) or (positive and np.any(given == 0.0)):
         raise ConfigError(f"must be finite and {'above 0' if positive else 'not negative'}", field=field)
     return np.broadcast_to(given, (size,))
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How unequally shares were received, as multiples of what was sent, and what the worst-off client kept.
+
+    `kept` is its effective variance as a part of the worst-off client's on a balanced graph of the same
+    size; None where there is nothing to compare, or too much to do it exactly.
+    """
+
+    least_received: float
+    most_received: float
+    kept: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """The numbers of one round: what is added where, and what that promises to whom.
+
+    All arrays are in the order of `participants`. Variances are per coordinate of the upload `p_k x_k`.
+    Methods that share no noise have a graph without edges.
+
+    sensitivity    how far each can move its upload, in L2 norm
+    own_variance   sigma_k^2, the noise each would need if it stood alone
+    graph          who shares with whom, by seat
+    unit_variance  sigma^2, the variance of a share of weight 1
+    tau2           distortion of the shares each receives
+    scales         the factors that a multiplicative distortion drew, once they are drawn and kept
+    opponent       the worst case for which tau2 was calibrated
+    number         of the round, from 0
+    absent         seats that never uploaded
+    repaired       whether their shares were taken out of the sum again
+    before, after  what is carried to this round and from it; None: nothing
+    history        participants of all earlier rounds, where noise is carried; None: nothing is known of other rounds
+    keep_factors   whether to keep a distortion's factors per coordinate; None: where they can be accounted for
+    """
+
+    plan: Plan
+    participants: IntArray
+    sensitivity: FloatArray
+    own_variance: FloatArray
+    graph: ShareGraph
+    unit_variance: float
+    tau2: FloatArray
+    scales: FloatArray | None = None
+    opponent: WorstCase | None = None
+    number: int = 0
+    absent: tuple[int, ...] = ()
+    repaired: bool = False
+    before: CarriedEdges | None = None
+    after: CarriedEdges | None = None
+    history: tuple[IntArray, ...] | None = None
+    keep_factors: bool | None = None
+
+    def with_scales(self, scales: FloatArray | None) -> RoundPlan:
+        """The same round, conditioned on the distortion factors that were drawn."""
+        return replace(self, scales=scales)
+
+    def with_lost(self, absent: Collection[int], *, repaired: bool = False) -> RoundPlan:
+        """The same round without the uploads of these seats."""
+        return replace(self, absent=tuple(sorted(absent)), repaired=repaired)
+
+    @property
+    def here(self) -> IntArray:
+        """The seats whose uploads arrived."""
+        return np.delete(np.arange(self.participants.size), self.absent)
+
+    @property
+    def edges(self) -> Edges:
+        """The edges that are left: all, or after a repair those between survivors.
+
+        Each has the same noise with and without the others.
+        """
+        if not (self.absent and self.repaired):
+            return self.graph
+        lost = np.zeros(self.graph.size, dtype=bool)
+        lost[list(self.absent)] = True
+        return SomeEdges.of(self.graph, ~(lost[self.graph.senders] | lost[self.graph.receivers]))
+
+    @property
+    def aggregate_variance(self) -> float:
+        """Predicted noise variance of the sum of all uploads, with what a trusted server adds."""
+        return self.plan.kind.aggregate_variance(self)
+
+    @property
+    def residual_variance(self) -> FloatArray:
+        """What each client's distortion adds, `tau_k^2 sigma^2 in_k`."""
+        return self.tau2 * self.unit_variance * self.graph.in_weight
+
+    @cached_property
+    def joint_variance(self) -> FloatArray | None:
+        """Effective variance per client against a server that sees everything; None: not computed.
+
+        Where the server is trusted, the view is that of anyone who sees the released model.
+        """
+        return self.plan.kind.joint_variance(self)
+
+    @cached_property
+    def worst(self) -> WorstCase | None:
+        """The worst case over colluders; None where nobody is assumed to collude, or none is computed.
+
+        The worst ratio of effective to wanted variance found at any client is charged to every client.
+        """
+        return self.plan.kind.worst(self)
+
+    def balance(self) -> Balance | None:
+        """What an unbalanced graph costs; None where every client receives as much as it sends."""
+        if self.graph.balanced:
+            return None
+        received = self.graph.in_weight / self.graph.out_weight
+        if self.graph.size > EXACT_LIMIT:
+            return Balance(float(received.min()), float(received.max()), None)
+        regular = ShareGraph.regular(
+            self.participants.size, degree=self.plan.neighbours, beacon=self.graph.digest()
+        )
+        residual = self.tau2 * self.unit_variance * regular.in_weight
+        fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
+        # Nobody colludes on either side of the comparison: what is measured is the graph.
+        trusting = replace(
+            self, plan=replace(self.plan, colluders=0, revealed=0), opponent=None
+        ).joint_variance
+        kept = None
+        if trusting is not None and fair.min() > 0.0:
+            kept = float(trusting.min() / fair.min())
+        return Balance(float(received.min()), float(received.max()), kept)
+
+    @property
+    def marginal_variance(self) -> FloatArray:
+        """Noise variance of one upload looked at alone: the paper's view."""
+        return self.plan.kind.marginal_variance(self)
+
+    @property
+    def joint_mu(self) -> FloatArray:
+        """mu of the joint view; infinite where there is no guarantee or none was computed."""
+        return self.plan.kind.joint_mu(self)
+
+    @property
+    def marginal_mu(self) -> FloatArray:
+        """mu of the marginal view; infinite where an upload carries no noise."""
+        return self.plan.kind.marginal_mu(self)

@@ -21,10 +21,10 @@ from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon
+from niss.mechanism.shares import per_client
 from niss.methods import marginal_mu, mu_of, server_adversary
 from niss.methods.niss import Niss
 from niss.views import effective_variance
-from niss.views.covariance import per_client
 
 _UNITS = {
     "client": "one client's whole data",
@@ -149,7 +149,7 @@ def make_statement(
     if outsider is not None:
         _check_same_promise(outsider, plan)
     return Statement(
-        method=plan.method,
+        method=plan.kind.name,
         unit=plan.unit,
         relation=stated_relation(plan),
         delta=delta,

@@ -1,17 +1,15 @@
-"""What every plan starts from: relations, the parts of delta, and committees."""
+"""What every plan starts from: the parts of delta, and committees."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from niss.views import colluding_neighbours
 from niss.views.numerics import binomial_quantile
 
 FloatArray = NDArray[np.float64]
 
-# Neighbouring updates of a client lie this many times the clip apart.
-RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
 # The parts of delta that pay for bounds on colluders among neighbours and in committees, and for noise on a grid.
 FAILURE_SHARE = 0.1
 # What committees take of the first, where they are drawn from larger rounds.
@@ -19,11 +17,6 @@ COMMITTEE_SHARE = 0.5
 # A committee has at least so many members, or everyone: one that fell out of use for two dropouts would help nobody.
 _LEAST_COMMITTEE = 10
 GRID_SHARE = 0.02
-
-
-def client_sensitivity(weight: ArrayLike, clip: float, relation: str) -> FloatArray:
-    """`p_k clip`, or twice that: how far a client whose update has norm <= clip can move `p_k x_k`."""
-    return np.asarray(np.asarray(weight) * clip * RELATIONS[relation])
 
 
 def most_dropped(count: int, dropout: float, delta: float) -> int:

@@ -32,9 +32,10 @@ from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import MAX_BITS, Grid
+from niss.mechanism.noise import Noise
 from niss.protocol.agreement import Agreed, agree, commitment_of, participants_hash, terms_hash
-from niss.protocol.carried import Schedule
 from niss.protocol.messages import MODES, Beacon, Participant, PreviousRound, RoundCohorts, RoundOpen, Terms
+from niss.protocol.schedule import Schedule
 from niss.views import calibrate_for
 
 Participants = tuple[Participant, ...]
@@ -94,43 +95,39 @@ def make_terms(
     residual = _residual(plan, participants, unit, own)
     repairing = mode == "repair"
     committee, threshold = committee_of(plan, participants) if repairing else (0, 0)
-    chosen = grid_bits
-    if chosen is None:
-        chosen = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
-    terms = Terms(
-        run=run,
-        round=number,
-        attempt=attempt,
-        mode=mode,
-        coordinates=coordinates,
-        grid_bits=chosen,
-        modulus_bits=modulus_bits,
-        clip=float(plan.clip),
+    noise = Noise(
+        participants=participants,
         neighbours=float(plan.neighbours),
-        unit_variance=unit,
-        residual_variance=residual,
-        self_variance=max(own * (1.0 + BOOKS) - residual, 0.0) if repairing else 0.0,
+        unit=unit,
+        residual=residual,
+        self_mask=max(own * (1.0 + BOOKS) - residual, 0.0) if repairing else 0.0,
         revealed=plan.revealed if repairing else 0,
         dropped=plan.dropped if repairing else 0,
         committee=committee,
         threshold=threshold,
     )
-    if grid_bits is not None and plan.calibrated:
-        require_wide_noise(terms)
-    if grid_bits is None and residual > 0.0:
-        weight = max(1.0, plan.neighbours / (participants - 1))
-        drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
-        promise = Promise.of(plan)
-        mu = float(plan.round_mu(_FIRST)[0])
+    terms = Terms.of_noise(
+        noise,
+        run=run,
+        round=number,
+        attempt=attempt,
+        coordinates=coordinates,
+        grid_bits=1 if grid_bits is None else grid_bits,
+        modulus_bits=modulus_bits,
+        clip=float(plan.clip),
+    )
+    if grid_bits is not None:
+        if plan.calibrated:
+            require_wide_noise(terms)
+        return terms
+    weight = max(1.0, plan.neighbours / (participants - 1))
+    drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
+    promise, mu = Promise.of(plan), float(plan.round_mu(_FIRST)[0])
 
-        def cost(bits: int) -> float:
-            return Draws.of(replace(terms, grid_bits=bits), participants, *drawn).cost(promise, mu)
+    def cost(bits: int) -> float:
+        return Draws.of(replace(terms, grid_bits=bits), participants, *drawn).cost(promise, mu)
 
-        bits = fit_grid(cost, chosen, residual)
-        if plan.calibrated and cost(bits) > 1.0:
-            raise too_imprecise(coordinates, participants, promise)
-        terms = replace(terms, grid_bits=bits)
-    return terms
+    return replace(terms, grid_bits=_choose_grid(plan, noise, coordinates, cost, promise))
 
 
 def committee_of(plan: Plan, participants: int) -> tuple[int, int]:
@@ -147,38 +144,46 @@ def committee_of(plan: Plan, participants: int) -> tuple[int, int]:
     return size, threshold
 
 
-def fit_grid(cost: Callable[[int], float], bits: int, residual: float, narrowest: float | None = None) -> int:
-    """At most that many bits, and as many as keep `cost` well within 1 while the residual noise is some steps wide.
+def _choose_grid(
+    plan: Plan,
+    noise: Noise,
+    coordinates: int,
+    cost: Callable[[int], float],
+    promise: Promise,
+    narrowest: float | None = None,
+) -> int:
+    """As many bits as keep `cost` well within 1 while the residual noise is some steps wide.
 
-    narrowest  variance of a noise that has to stay wide enough to count
+    narrowest  variance of a noise that has to stay wide enough to count; None: the residual noise is that
+
+    Raises ConfigError where no grid keeps what the sampler costs within its part of delta.
     """
+    size, residual = noise.participants, noise.residual
+    if residual == 0.0:
+        return _BITS_WITHOUT_NOISE
+    # The root mean square of the entries of an update as long as the clip.
+    entry = plan.clip / (size * math.sqrt(coordinates))
+    wide = _LOG_STEPS - math.log2(math.sqrt(residual))
+    bits = max(1, min(60, math.ceil(max(wide, -math.log2(entry)))))
+    if narrowest is not None:
+        while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:
+            bits += 1
 
-    def coarser(fewer: int) -> bool:
+    def is_wide(fewer: int) -> bool:
         grid, narrow = Grid(fewer), residual if narrowest is None else narrowest
         wide = grid.deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS
         return wide and grid.deviation_steps(narrow) >= LEAST_STEPS
 
-    while cost(bits) > _WELL_WITHIN and coarser(bits - 1):
+    while cost(bits) > _WELL_WITHIN and is_wide(bits - 1):
         bits -= 1
+    if plan.calibrated and cost(bits) > 1.0:
+        raise ConfigError(
+            f"{coordinates} numbers of {size} participants over {promise.rounds} rounds are more than the "
+            f"noise generator is precise enough for at epsilon = {promise.epsilon:g}, delta = {promise.delta:g}",
+            field="plan",
+            hint="a smaller epsilon or a larger delta, fewer rounds or neighbours, or a smaller model",
+        )
     return bits
-
-
-def too_imprecise(coordinates: int, participants: int, promise: Promise) -> ConfigError:
-    """No grid keeps what the sampler costs within its part of delta."""
-    return ConfigError(
-        f"{coordinates} numbers of {participants} participants over {promise.rounds} rounds are more than the "
-        f"noise generator is precise enough for at epsilon = {promise.epsilon:g}, delta = {promise.delta:g}",
-        field="plan",
-        hint="a smaller epsilon or a larger delta, fewer rounds or neighbours, or a smaller model",
-    )
-
-
-def first_grid(residual: float, entry: float) -> int:
-    """For a residual variance, and the root mean square of the entries of an update as long as the clip."""
-    if residual == 0.0:
-        return _BITS_WITHOUT_NOISE
-    wide = _LOG_STEPS - math.log2(math.sqrt(residual))
-    return max(1, min(60, math.ceil(max(wide, -math.log2(entry)))))
 
 
 def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
@@ -311,8 +316,16 @@ def make_schedule(
         )
     run = plan.committed(participants)
     noise, square = run.noise, float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
+    unrepaired = {"dropped": 0, "revealed": 0, "committee": 0, "threshold": 0}
+    noise = replace(noise.scaled(square), colluders=0, self_mask=0.0, **unrepaired)
+    if mode == "repair":
+        members, threshold = committee_of(plan, participants)
+        alone = run.noise.spatial / (2.0 * plan.kappa)
+        if run.private:
+            alone = run.needed_self_mask * (1.0 + BOOKS)
+        repaired = {"dropped": plan.dropped, "revealed": plan.dropped}
+        noise = replace(noise, **repaired, committee=members, threshold=threshold, self_mask=alone * square)
     schedule = Schedule(
-        participants=participants,
         rounds=run.rounds,
         separation=plan.separation,
         cyclic=plan.pattern == "cyclic",
@@ -321,22 +334,8 @@ def make_schedule(
         grid_bits=1,
         modulus_bits=modulus_bits,
         clip=float(plan.clip),
-        unit_variance=noise.unit * square,
-        carried_variance=noise.carried * square / participants,
-        residual_variance=noise.residual * square,
+        noise=noise,
     )
-    if mode == "repair":
-        members, threshold = committee_of(plan, participants)
-        alone = noise.spatial / (2.0 * plan.kappa)
-        if run.private:
-            alone = run.needed_self_mask * (1.0 + BOOKS)
-        schedule = replace(
-            schedule,
-            dropped=plan.dropped,
-            committee=members,
-            threshold=threshold,
-            self_variance=alone * square,
-        )
     if grid_bits is not None:
         schedule = replace(schedule, grid_bits=grid_bits)
         if plan.calibrated and narrowest_steps(schedule) < LEAST_STEPS:
@@ -346,21 +345,13 @@ def make_schedule(
                 hint=f"use more than {grid_bits} bits",
             )
         return schedule
-    residual, narrowest = schedule.residual_variance, narrowest_noise(schedule)
-    bits = first_grid(residual, plan.clip / (participants * math.sqrt(coordinates)))
-    if not residual:
-        return replace(schedule, grid_bits=bits)
-    while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:
-        bits += 1
     promise = replace(Promise.of(plan), rounds=schedule.rounds)
-    mu = float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
+    mu = float(plan.round_mu(_FIRST)[0])
 
     def cost(bits: int) -> float:
         return run_cost(replace(schedule, grid_bits=bits), promise, mu)
 
-    bits = fit_grid(cost, bits, residual, narrowest)
-    if plan.calibrated and cost(bits) > 1.0:
-        raise too_imprecise(coordinates, participants, promise)
+    bits = _choose_grid(plan, noise, coordinates, cost, promise, narrowest_noise(schedule))
     return replace(schedule, grid_bits=bits)
 
 

@@ -1,8 +1,16 @@
 """Attacks on what really leaves the devices: each is given an `Observation` and nothing more.
 
-`simulate_round` runs a round with the mechanism itself, the estimates guess one client's update from what was seen,
-the inversions turn an update back into pictures, and the audit turns success into a lower bound on epsilon. The
-experiments put these together for `niss attack`; `EXPERIMENTS` lists them.
+    experiment     what an attack is: options, findings, charts
+    invert         `niss attack dlg`, `invert`, `joint`      collude    `collude`
+    dishonest      `average`, `rerun`, `fake-dropout`        audit      `audit`, `carried`
+
+    estimates      what the adversary holds, and its best guess of one client's update
+    pictures       what an update says of pictures; scores    inversion  the search for pictures behind an update
+    canary         scores of many rounds or runs, and what they prove
+    carried_runs   runs with carried shares, and servers that bend their rules
+    rounds         a round simulated with the mechanism itself
+    federation     the victim with its pictures, and the others
+    lying          a server that lies to real nodes
 
 Names and modules are imported on first use, so that the options of the experiments can be read without torch.
 """
@@ -13,31 +21,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss.attacks import (
-        canary,
-        carried_runs,
-        carried_servers,
-        estimates,
-        observation,
-        pictures,
-        protocol_rounds,
-        rounds,
-    )
-    from niss.attacks.canary import canary_scores, epsilon_bound
-    from niss.attacks.estimates import estimate_alone, estimate_jointly
-    from niss.attacks.experiment import Experiment, Findings
-    from niss.attacks.federation import AttackedFederation, make_federation
-    from niss.attacks.gradients import read_picture, recover_labels
-    from niss.attacks.inversion import DlgSettings, Inversion, InvertSettings, deep_leakage, invert_update
-    from niss.attacks.observation import Observation
-    from niss.attacks.pictures import Pictures, load_pictures, score_pictures
-    from niss.attacks.rounds import (
-        RoundSetting,
-        SimulatedRound,
-        recovered_fraction,
-        relative_error,
-        simulate_round,
-    )
+    from niss.attacks import canary as canary
+    from niss.attacks import carried_runs as carried_runs
+    from niss.attacks import estimates as estimates
+    from niss.attacks import lying as lying
+    from niss.attacks import pictures as pictures
+    from niss.attacks import rounds as rounds
+    from niss.attacks.canary import canary_scores as canary_scores
+    from niss.attacks.canary import epsilon_bound as epsilon_bound
+    from niss.attacks.estimates import Observation as Observation
+    from niss.attacks.estimates import estimate_alone as estimate_alone
+    from niss.attacks.estimates import estimate_jointly as estimate_jointly
+    from niss.attacks.experiment import Experiment as Experiment
+    from niss.attacks.experiment import Findings as Findings
+    from niss.attacks.federation import AttackedFederation as AttackedFederation
+    from niss.attacks.federation import load_pictures as load_pictures
+    from niss.attacks.federation import make_federation as make_federation
+    from niss.attacks.inversion import DlgSettings as DlgSettings
+    from niss.attacks.inversion import Inversion as Inversion
+    from niss.attacks.inversion import InvertSettings as InvertSettings
+    from niss.attacks.inversion import deep_leakage as deep_leakage
+    from niss.attacks.inversion import invert_update as invert_update
+    from niss.attacks.pictures import Pictures as Pictures
+    from niss.attacks.pictures import read_picture as read_picture
+    from niss.attacks.pictures import recover_labels as recover_labels
+    from niss.attacks.pictures import score_pictures as score_pictures
+    from niss.attacks.rounds import RoundSetting as RoundSetting
+    from niss.attacks.rounds import SimulatedRound as SimulatedRound
+    from niss.attacks.rounds import recovered_fraction as recovered_fraction
+    from niss.attacks.rounds import relative_error as relative_error
+    from niss.attacks.rounds import simulate_round as simulate_round
 
 # The commands of `niss attack`, in the order of its help, and the class of each; see `load_experiment`.
 EXPERIMENTS = {
@@ -45,65 +58,28 @@ EXPERIMENTS = {
     "joint": "niss.attacks.invert.JointExperiment",
     "invert": "niss.attacks.invert.InvertExperiment",
     "collude": "niss.attacks.collude.ColludeExperiment",
-    "average": "niss.attacks.average.AverageExperiment",
-    "fake-dropout": "niss.attacks.fake_dropout.FakeDropoutExperiment",
-    "rerun": "niss.attacks.average.RerunExperiment",
-    "carried": "niss.attacks.carried.CarriedExperiment",
+    "average": "niss.attacks.dishonest.AverageExperiment",
+    "fake-dropout": "niss.attacks.dishonest.FakeDropoutExperiment",
+    "rerun": "niss.attacks.dishonest.RerunExperiment",
+    "carried": "niss.attacks.audit.CarriedExperiment",
     "audit": "niss.attacks.audit.AuditExperiment",
 }
 
-# Each module, and the names of `__all__` that it holds.
+# Each module, and the names of this room that it holds.
 _MODULES = {
     "canary": "canary_scores epsilon_bound",
     "carried_runs": "",
-    "carried_servers": "",
-    "estimates": "estimate_alone estimate_jointly",
+    "estimates": "Observation estimate_alone estimate_jointly",
     "experiment": "Experiment Findings",
-    "federation": "AttackedFederation make_federation",
-    "gradients": "read_picture recover_labels",
+    "federation": "AttackedFederation load_pictures make_federation",
     "inversion": "DlgSettings Inversion InvertSettings deep_leakage invert_update",
-    "observation": "Observation",
-    "pictures": "Pictures load_pictures score_pictures",
-    "protocol_rounds": "",
+    "lying": "",
+    "pictures": "Pictures read_picture recover_labels score_pictures",
     "rounds": "RoundSetting SimulatedRound recovered_fraction relative_error simulate_round",
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "EXPERIMENTS",
-    "AttackedFederation",
-    "DlgSettings",
-    "Experiment",
-    "Findings",
-    "Inversion",
-    "InvertSettings",
-    "Observation",
-    "Pictures",
-    "RoundSetting",
-    "SimulatedRound",
-    "canary",
-    "canary_scores",
-    "carried_runs",
-    "carried_servers",
-    "deep_leakage",
-    "epsilon_bound",
-    "estimate_alone",
-    "estimate_jointly",
-    "estimates",
-    "invert_update",
-    "load_experiment",
-    "load_pictures",
-    "make_federation",
-    "observation",
-    "pictures",
-    "protocol_rounds",
-    "read_picture",
-    "recover_labels",
-    "recovered_fraction",
-    "relative_error",
-    "rounds",
-    "score_pictures",
-    "simulate_round",
-]
+__all__ = ["EXPERIMENTS", "load_experiment", *_MODULES, *_HOME]
 
 
 def load_experiment(name: str) -> type[Experiment]:
@@ -113,13 +89,14 @@ def load_experiment(name: str) -> type[Experiment]:
     return experiment
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name == module:
-            return import_module(f"niss.attacks.{module}")
-        if name in names.split():
-            return getattr(import_module(f"niss.attacks.{module}"), name)
-    raise AttributeError(f"module 'niss.attacks' has no attribute {name!r}")
+if not TYPE_CHECKING:  # For a type checker an unknown name stays an error.
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"niss.attacks.{name}")
+        if name in _HOME:
+            return getattr(import_module(f"niss.attacks.{_HOME[name]}"), name)
+        raise AttributeError(f"module 'niss.attacks' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,19 +1,28 @@
-"""`niss attack audit`: canaries over many rounds, and the epsilon they prove beside the one that is claimed."""
+"""`niss attack audit` and `niss attack carried`: what many rounds or runs show, beside what is claimed of them.
+
+`audit` has canaries in rounds that stand alone, and the epsilon that they prove. `carried` has whole runs with shares
+that are carried from round to round, attacked by statistics and by lying servers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from niss import attacks
 from niss.attacks.experiment import Clients, Experiment, Findings, Help, Neighbours, Progress, Row
+from niss.checks import BOOKS
 from niss.claims import printed_claim, rounded_up
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from niss.accounting import RoundPlan
+    from niss.accounting import Committed, RoundPlan
+    from niss.attacks.canary import MeasuredMu
+    from niss.attacks.carried_runs import CarriedTraining, FloatArray, Pair, SeenRun
     from niss.charts import Chart, Curves, Rows
 
 _BEYOND = 1.2
@@ -52,15 +61,11 @@ class AuditExperiment(Experiment):
     neighbours: Neighbours = 4.0
     rounds: Annotated[int, Help("Rounds with the canary, and as many without.", least=100)] = 100_000
     dimension: Annotated[int, Help("Coordinates of the canary.", least=1)] = 8
-    confidence: Annotated[float, Help("Of each lower bound.")] = 0.95
+    confidence: Annotated[float, Help("Of each lower bound.", least=0.5, below=1)] = 0.95
 
     def check(self) -> None:
         """Refuse what cannot be used."""
         super().check()
-        if not 0.5 <= self.confidence < 1.0:
-            raise ConfigError(
-                f"must be at least 0.5 and below 1, not {self.confidence!r}", field="--confidence"
-            )
         for setting in self._cases().values():
             self._round(setting)
 
@@ -81,7 +86,7 @@ class AuditExperiment(Experiment):
             range(self.clients), weights=1.0 / self.clients, records=1.0, beacon=b"audit"
         )
 
-    def run(self, findings: Findings, progress: Progress) -> None:
+    def attack(self, findings: Findings, progress: Progress) -> None:
         """Score canaries in every case, and bound epsilon from below."""
         from niss.mechanism import gdp_epsilon
 
@@ -105,7 +110,7 @@ class AuditExperiment(Experiment):
             findings.rows.append(
                 {
                     "case": name,
-                    "method": setting.plan.method,
+                    "method": setting.plan.kind.name,
                     "joint": joint,
                     "marginal": marginal,
                     "proved": bound.epsilon,
@@ -117,8 +122,15 @@ class AuditExperiment(Experiment):
                 }
             )
             findings.curves.setdefault("rates", {})[name] = canary.rates(scores, mu)
-        findings.headline = _headline(findings, self.confidence)
-        findings.finished = True
+
+    def headline(self, findings: Findings) -> str:
+        """What is proved of each case, beside the claim."""
+        parts = []
+        for row in findings.rows:
+            claimed = printed_claim(row["joint"])
+            claimed += " claimed" * isfinite(row["joint"])
+            parts.append(f"{row['case']}: ε ≥ {row['proved']:.2f} proved, {claimed} in the joint view")
+        return "; ".join(parts) + f" (each with {100 * self.confidence:g} % confidence)."
 
     def charts(self, findings: Findings) -> list[Chart]:
         """Canaries found over false alarms, and what the claim allows; and claims and proof case by case."""
@@ -132,15 +144,6 @@ def _verdict(proved: float, joint: float, marginal: float) -> str:
     if proved > marginal:
         return "the marginal claim is refuted"
     return "consistent with the claims"
-
-
-def _headline(findings: Findings, confidence: float) -> str:
-    parts = []
-    for row in findings.rows:
-        claimed = printed_claim(row["joint"])
-        claimed += " claimed" * isfinite(row["joint"])
-        parts.append(f"{row['case']}: ε ≥ {row['proved']:.2f} proved, {claimed} in the joint view")
-    return "; ".join(parts) + f" (each with {100 * confidence:g} % confidence)."
 
 
 def _is_claimed(row: Row) -> bool:
@@ -185,11 +188,8 @@ def _claims(findings: Findings) -> Rows:
     nothing = _BEYOND * max(known)
     rows = []
     for row in findings.rows:
-        proved, marginal, look = (
-            row["proved"],
-            row["marginal"],
-            look_of(row["method"], protected=_is_claimed(row)),
-        )
+        proved, marginal = row["proved"], row["marginal"]
+        look = look_of(row["method"], protected=_is_claimed(row))
         joint = row["joint"] if _is_claimed(row) else nothing
         marks = [
             Mark("proved by the audit", look, proved, f"{proved:.2f}", bar=True),
@@ -203,3 +203,218 @@ def _claims(findings: Findings) -> Rows:
         rows=rows,
         nothing=None if all(map(_is_claimed, findings.rows)) else nothing,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarriedExperiment(Experiment):
+    """Noise that cancels across rounds: the best test over a whole run, and servers that break its rules.
+
+    Statistics: the likelihood ratio over all (client, round), the sums of two rounds and of all, and the averages of
+    the victim's uploads and of its rounds. Whole runs are played with and without the victim's data, and the mu that
+    the scores show stands beside the exact one and the one that was charged. The likelihood ratio has to reach the
+    charge, and nothing may exceed it.
+
+    Servers: those that end early, repeat rounds, call cohorts dropped, call each round the last, tell different
+    horizons, seat a client twice or replace the next cohort (`niss.attacks.carried_runs`); exactly, with the rule
+    that forbids it off and on.
+
+    clients      participants of a round; all together are `separation` times as many
+    colluders    of a round, where some are assumed
+    dropped      of a round, that repairs may call dropped, where some may
+
+    Examples:
+        niss attack carried --out runs/carried
+        niss attack carried --clients 8 --rounds 60 --separation 15 --runs 5000
+    """
+
+    name = "carried"
+    columns: ClassVar[dict[str, str]] = {
+        "attack": "Attack",
+        "rule": "Rule",
+        "mu": "μ reached",
+        "claimed": "μ charged",
+        "ratio": "Reached ÷ charged",
+        "measured": "μ measured",
+        "low": "from",
+        "high": "to",
+        "outcome": "What follows",
+    }
+
+    clients: Clients = 12
+    rounds: Annotated[int, Help("Rounds of the run, all committed before the first.", least=3)] = 40
+    separation: Annotated[int, Help("Rounds from one participation to the next.", least=2)] = 10
+    kappa: Annotated[
+        float, Help("Shares within a round over the noise a client would need alone.", above=0)
+    ] = 20.0
+    colluders: Annotated[int, Help("Of each round, in the cases with colluders.", least=1)] = 2
+    dropped: Annotated[int, Help("Of each round, that repairs may call dropped.", least=1)] = 1
+    runs: Annotated[int, Help("Runs with the victim's data, and as many without.", least=100)] = 20_000
+    confidence: Annotated[float, Help("Of each interval.", above=0, below=1)] = 0.999
+
+    def check(self) -> None:
+        """Refuse what cannot be used."""
+        super().check()
+        most = max(self.colluders, self.dropped)
+        if self.clients < 4 or most > self.clients - 2:
+            raise ConfigError(
+                f"{most} of {self.clients} clients leave too few honest",
+                field="--colluders" if most == self.colluders else "--dropped",
+                hint="at least 4 clients, two of them honest",
+            )
+        if self.rounds <= self.separation:
+            raise ConfigError(
+                f"a run of {self.rounds} rounds is over before anybody comes back",
+                field="--separation",
+                hint="fewer rounds from one participation to the next, or a longer run",
+            )
+        _ = self.plans
+
+    @cached_property
+    def plans(self) -> dict[str, Committed]:
+        """Three plans for the same promise: nothing assumed, colluders, and clients that are called dropped."""
+        from niss.accounting import forecast
+
+        target = self.setting().plan
+        epsilon = target.epsilon if isinstance(target.epsilon, float) else min(target.epsilon)
+        share = self.colluders / self.clients
+        assumed = {"plain": (0.0, 0), "colluders": (share, 0), "dropped": (0.0, self.dropped)}
+        return {
+            name: forecast(
+                carry=True,
+                participants=self.clients,
+                clients=self.clients * self.separation,
+                rounds=self.rounds,
+                epsilon=epsilon,
+                delta=target.delta,
+                kappa=self.kappa,
+                collusion=collusion,
+                declared_dropped=dropped,
+            ).plan
+            for name, (collusion, dropped) in assumed.items()
+        }
+
+    def attack(self, findings: Findings, progress: Progress) -> None:
+        """Play runs by the thousand for the statistics, then compute what each server gets."""
+        runs = attacks.carried_runs
+        trainings = {name: runs.CarriedTraining(plan) for name, plan in self.plans.items()}
+        with _one_thread():
+            for name, training, seen, weights in self._scenes(trainings):
+                self._play(name, training, seen, weights, findings, progress)
+            assumed = runs.Assumed(trainings["colluders"], trainings["dropped"], self.stream("servers"))
+            for number, (name, server) in enumerate(runs.SERVERS.items(), start=1):
+                outcome = server(trainings["plain"], assumed)
+                findings.rows.append(_carried_row(name, "off", outcome.off, "within the charge"))
+                findings.rows.append(_carried_row(name, "on", outcome.on, outcome.ending))
+                progress("servers", number, len(runs.SERVERS), name)
+
+    def _scenes(
+        self, trainings: dict[str, CarriedTraining]
+    ) -> Iterator[tuple[str, CarriedTraining, SeenRun, dict[str, FloatArray]]]:
+        """Runs to be played, as they are seen, and statistics by name: likelihood ratios, and plain sums."""
+        plain, colluding = trainings["plain"], trainings["colluders"]
+        seen, visits = plain.seen, plain.visits
+        yield "runs", plain, seen, {"likelihood ratio": seen.best_weights(plain.victim)}
+        known = colluding.seen_by_colluders
+        best = known.best_weights(colluding.victim)
+        yield "runs, colluders", colluding, known, {"likelihood ratio, colluders": best}
+        pairs = [seen.added_up((t, t + 1)) for t in visits if t + 1 < self.rounds]
+        sums = {
+            "two rounds added up": max(pairs, key=partial(seen.mu, plain.victim)),
+            "all rounds added up": seen.added_up(range(self.rounds)),
+            "its uploads averaged": seen.move(plain.victim),
+            "its rounds averaged": seen.added_up(visits),
+        }
+        yield "runs, sums", plain, seen, sums
+
+    def _play(
+        self,
+        name: str,
+        training: CarriedTraining,
+        seen: SeenRun,
+        weights: dict[str, FloatArray],
+        findings: Findings,
+        progress: Progress,
+    ) -> None:
+        """Add a row for each statistic, on the same runs."""
+        scores = attacks.canary.run_scores(
+            seen,
+            training.victim,
+            weights,
+            runs=self.runs,
+            stream=self.stream("scores", name),
+            progress=partial(progress, name),
+        )
+        for statistic, chosen in weights.items():
+            found = attacks.canary.measure_mu(scores[statistic], self.confidence)
+            pair = attacks.carried_runs.Pair(seen.mu(training.victim, chosen), training.claimed)
+            row = _carried_row(statistic, None, pair, _measured_verdict(found, pair))
+            row |= {"measured": found.mu, "low": found.low, "high": found.high, "proved": found.proved}
+            findings.rows.append(row)
+
+    def headline(self, findings: Findings) -> str:
+        """What was measured beside the charge, and the best that a server could do."""
+        best = next(row for row in findings.rows if row["measured"] is not None)
+        off = max((row for row in findings.rows if row["rule"] == "off"), key=lambda row: float(row["ratio"]))
+        most = max(row["ratio"] for row in findings.rows if row["rule"] != "off")
+        return (
+            f"The likelihood ratio over the whole run measures μ = {best['measured']:.3f} "
+            f"({best['low']:.3f} to {best['high']:.3f} with {100 * self.confidence:g} % confidence); "
+            f"{best['claimed']:.3f} was charged. While the rules hold nothing reaches more than {most:.3f} of the "
+            f"charge. Without its rule the server that “{off['attack']}” would reach {off['ratio']:.2f} times as much."
+        )
+
+    def charts(self, findings: Findings) -> list[Chart]:
+        """mu reached over mu charged, attack by attack, with the rule that forbids it off and on."""
+        from niss.charts import Mark, Rows, numbered
+        from niss.methods.look import GREEN, Look
+
+        names = {"off": ("server, rule off", numbered(1)), "on": ("server, rule on", numbered(0))}
+        exact = ("statistic, exact", Look(numbered(0).colour, "D"))
+        rows: dict[str, list[Mark]] = {}
+        for row in findings.rows:
+            name, look = names.get(row["rule"], exact)
+            marks = rows.setdefault(row["attack"], [])
+            marks.append(Mark(name, look, row["ratio"], f"{row['ratio']:.3f}"))
+            if row["measured"] is not None:
+                share = row["measured"] / row["claimed"]
+                look = Look(GREEN, "s", hollow=True)
+                marks.append(Mark("statistic, measured", look, share, f"{share:.3f}"))
+        return [
+            Rows(
+                title="What each attack reaches of the charge",
+                across="μ reached ÷ μ charged",
+                rows=list(rows.items()),
+                level=("charged", 1.0),
+            )
+        ]
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Matrices of some hundred rows: more threads of the linear algebra only wait for each other."""
+    try:
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:
+        return nullcontext()
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1)
+    return limits
+
+
+def _carried_row(name: str, rule: str | None, pair: Pair, outcome: str) -> Row:
+    """One line of the table; an outcome that the numbers deny is replaced."""
+    return {
+        "attack": name,
+        "rule": rule,
+        "mu": pair.reached,
+        "claimed": pair.charged,
+        "ratio": pair.ratio,
+        **dict.fromkeys(("measured", "low", "high")),
+        "outcome": "more than was charged" if pair.ratio > 1.0 + BOOKS else outcome,
+    }
+
+
+def _measured_verdict(found: MeasuredMu, pair: Pair) -> str:
+    if max(found.low, found.proved) > pair.charged:
+        return "the claim is refuted"
+    if pair.ratio < 1.0 - BOOKS:
+        return "stays below the claim"
+    return "reaches the claim" if found.high >= pair.charged else "measured below the claim"

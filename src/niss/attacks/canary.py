@@ -12,11 +12,15 @@ confidence whatever the truth is.
 
 The noise is independent between coordinates, so one call of the mechanism with n times d coordinates is n rounds of
 d coordinates on the same graph.
+
+Where noise is carried from round to round whole runs are played (`run_scores`), and what the scores show of mu is
+measured beside the exact one (`measure_mu`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,19 +28,22 @@ from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 
 from niss.accounting import RoundPlan
-from niss.attacks.estimates import estimate_jointly
-from niss.attacks.observation import FloatArray, Observation
+from niss.attacks.carried_runs import SeenRun
+from niss.attacks.estimates import FloatArray, Observation, estimate_jointly
 from niss.attacks.rounds import add_noise
 from niss.randomness import SimStream
 
-_BLOCK = 5_000
+_BLOCK, _RUNS = 5_000, 200
 _THRESHOLDS = 400
 _RATES = 60
+
+# Called with rounds or runs done, how many there are, and nothing more to say.
+Step = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class CanaryScores:
-    """The adversary's scores in rounds without the canary and in rounds where it is present."""
+    """The adversary's scores in rounds, or runs, without the canary and in those where it is present."""
 
     without: FloatArray
     present: FloatArray
@@ -66,7 +73,7 @@ def canary_scores(
     rounds: int,
     stream: SimStream,
     share: FloatArray | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Step | None = None,
 ) -> CanaryScores:
     """Play rounds without and with a canary, and attack each with the best linear estimate.
 
@@ -152,3 +159,63 @@ def rates(scores: CanaryScores, mu: float) -> dict[str, list[float]]:
     hits = [float(np.mean(scores.present > level)) for level in thresholds]
     most = norm.cdf(norm.ppf(alarms) + mu) if np.isfinite(mu) else np.ones(_RATES)
     return {"false_positive": alarms.tolist(), "true_positive": hits, "most": most.tolist()}
+
+
+def run_scores(
+    seen: SeenRun,
+    victim: int,
+    weights: Mapping[str, FloatArray],
+    *,
+    runs: int,
+    stream: SimStream,
+    progress: Step | None = None,
+) -> dict[str, CanaryScores]:
+    """Scores q'y of whole runs, for each q of `weights`; the victim's data is the canary.
+
+    Every noise of every run is drawn, and the uploads are put together from them.
+    """
+    noise, move, chosen = seen.noise.astype(np.float32), seen.move(victim), np.stack(list(weights.values()))
+    without, present = (np.empty((len(chosen), runs)) for _ in range(2))
+    for start in range(0, runs, _RUNS):
+        count = min(_RUNS, runs - start)
+        for there, scores in enumerate((without, present)):
+            drawn = stream.child(there, start).generator().standard_normal((noise.shape[1], count), "f4")
+            scores[:, start : start + count] = chosen @ (noise @ drawn + there * move[:, None])
+        if progress is not None:
+            progress(start + count, runs, "")
+    return {name: CanaryScores(without[place], present[place]) for place, name in enumerate(weights)}
+
+
+@dataclass(frozen=True)
+class MeasuredMu:
+    """What scores show of mu.
+
+    mu         the distance of their means in deviations
+    low, high  its interval at the wanted confidence
+    proved     a lower bound from error rates alone, whatever the scores are distributed like
+    """
+
+    mu: float
+    low: float
+    high: float
+    proved: float
+
+
+def measure_mu(scores: CanaryScores, confidence: float) -> MeasuredMu:
+    """mu from the two distributions of scores.
+
+    The interval is that of a standardised difference of two normal means with n scores each, of variance
+    `2 / n + mu^2 / (4 n)`. The bound takes a threshold from one half of the scores and counts on the other, with
+    Clopper and Pearson's limits: `Phi^-1(true positives) - Phi^-1(false positives)`.
+    """
+    without, present, failure = scores.without, scores.present, (1.0 - confidence) / 2.0
+    count = without.size
+    spread = math.sqrt((without.var(ddof=1) + present.var(ddof=1)) / 2.0)
+    mu = float(present.mean() - without.mean()) / spread
+    width = float(norm.isf(failure)) * math.sqrt(2.0 / count + mu**2 / (4.0 * count))
+    threshold = (without[::2].mean() + present[::2].mean()) / 2.0
+    hits, alarms = (np.sum(one[1::2] > threshold) for one in (present, without))
+    low, _ = clopper_pearson(hits, present[1::2].size, failure)
+    _, high = clopper_pearson(alarms, without[1::2].size, failure)
+    proved = float(norm.ppf(low) - norm.ppf(high))
+    return MeasuredMu(mu, mu - width, mu + width, max(proved, 0.0))

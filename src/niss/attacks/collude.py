@@ -63,19 +63,16 @@ class ColludeExperiment(experiment.PictureExperiment):
     rhos: Annotated[
         tuple[float, ...], Help("Comma-separated parts of the neighbours that collude.", flag="--rho")
     ] = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
-    tau2: Annotated[float, Help("Distortion in the sweep over rho.")] = 1.0
+    tau2: Annotated[
+        float, Help("Distortion in the sweep over rho.", above=0, hint="tau = 0: `niss attack joint`")
+    ] = 1.0
     points: Annotated[int, Help("Values of tau^2 in its own sweep, at rho = 1.", least=2)] = 6
 
     def check(self) -> None:
         """Refuse what cannot be used."""
         super().check()
-        experiment.check_names(self.distortions, tuple(distortion_names()), "--distortions")
         if not self.rhos or not all(0.0 <= rho <= 1.0 for rho in self.rhos):
             raise ConfigError("must be numbers from 0 to 1", field="--rho", hint="for example 0,0.5,1")
-        if not self.tau2 > 0.0:
-            raise ConfigError(
-                f"must be above 0, not {self.tau2!r}", field="--tau2", hint="tau = 0: `niss attack joint`"
-            )
         if self.neighbours > self.clients - 2:
             raise ConfigError(
                 f"{self.neighbours:g} neighbours among {self.clients} clients leave nobody honest",
@@ -87,7 +84,7 @@ class ColludeExperiment(experiment.PictureExperiment):
         """The plan with so many neighbours, and what else is to be changed."""
         return self.make_setting(neighbours=self.neighbours).with_plan(**changes)
 
-    def run(self, findings: Findings, progress: Progress) -> None:
+    def attack(self, findings: Findings, progress: Progress) -> None:
         """One round for each distortion, rho and tau^2, attacked with and without the colluders' best use of shares."""
         import numpy as np
 
@@ -109,8 +106,6 @@ class ColludeExperiment(experiment.PictureExperiment):
         one_factor = [name for name in self.distortions if distortion_named(name).one_factor]
         if one_factor:
             findings.curves["projection"] = self._projection(one_factor[0], federation, progress)
-        findings.headline = _headline(findings)
-        findings.finished = True
 
     def _simulate(
         self,
@@ -129,14 +124,8 @@ class ColludeExperiment(experiment.PictureExperiment):
         )
         near = plan.graph.neighbours(VICTIM)
         order = stream.child("colluders").generator().permutation(near.size)
-        return setting.simulate(
-            federation.updates,
-            federation.weights.numpy(),
-            stream=stream,
-            colluders=near[order[: round(rho * near.size)]].tolist(),
-            knows_updates_of=range(1, self.clients),
-            keep_factors=True,
-        )
+        colluders = near[order[: round(rho * near.size)]].tolist()
+        return federation.simulate(setting, stream, colluders=colluders, keep_factors=True)
 
     def _projection(
         self, distortion: str, federation: attacks.AttackedFederation, progress: Progress
@@ -148,7 +137,7 @@ class ColludeExperiment(experiment.PictureExperiment):
             simulated = self._simulate(federation, setting, 1.0, self.stream("projection", number))
             guess = attacks.estimate_jointly(simulated.observation, VICTIM)
             squares.append(attacks.relative_error(guess.update, simulated.updates[VICTIM]) ** 2)
-            known = simulated.observation.known_shares_into(VICTIM)
+            known = len(simulated.observation.received(VICTIM))
             progress("projection", number + 1, _PROJECTIONS, "")
         coordinates = federation.updates.shape[1]
         return {
@@ -157,6 +146,24 @@ class ColludeExperiment(experiment.PictureExperiment):
             "known_shares": float(known),
             "coordinates": float(coordinates),
         }
+
+    def headline(self, findings: Findings) -> str:
+        """What is recovered when all neighbours collude."""
+        parts = [
+            f"{row['distortion']} {100 * row['fraction']:.3g} %"
+            for row in findings.rows
+            if row["rho"] == 1.0 and row["sweep"] == "rho"
+        ]
+        text = (
+            "Recovered of the update when all neighbours collude: " + "; ".join(parts) + "." if parts else ""
+        )
+        if "projection" in findings.curves:
+            projection = findings.curves["projection"]
+            text += (
+                f" Projection leaves a relative error of {projection['measured']:.3g}, "
+                f"sqrt(v / h) is {projection['predicted']:.3g}."
+            )
+        return text
 
     def charts(self, findings: Findings) -> list[Chart]:
         """The error and the PSNR over rho, and both over tau^2 at rho = 1."""
@@ -177,10 +184,10 @@ def _row(federation: attacks.AttackedFederation, simulated: attacks.SimulatedRou
     truth, seen = simulated.updates[VICTIM], simulated.observation
     subtracted = attacks.estimate_jointly(seen, VICTIM, exploit=False)
     guess = attacks.estimate_jointly(seen, VICTIM)
-    noise = simulated.predicted_variance(VICTIM) / float(seen.share[VICTIM]) ** 2
+    noise = simulated.predicted_noise(VICTIM)
     left_out = 0.0
     if distortion_named(simulated.plan.plan.distortion).one_factor:
-        left_out = seen.known_shares_into(VICTIM) / truth.size
+        left_out = len(seen.received(VICTIM)) / truth.size
     expected = truth.copy()
     add_gaussian(expected, sqrt(noise), stream)
     return {
@@ -195,22 +202,6 @@ def _row(federation: attacks.AttackedFederation, simulated: attacks.SimulatedRou
         "predicted_psnr": federation.read_picture(expected)[1],
         "colluders": len(seen.colluders),
     }
-
-
-def _headline(findings: Findings) -> str:
-    parts = [
-        f"{row['distortion']} {100 * row['fraction']:.3g} %"
-        for row in findings.rows
-        if row["rho"] == 1.0 and row["sweep"] == "rho"
-    ]
-    text = "Recovered of the update when all neighbours collude: " + "; ".join(parts) + "." if parts else ""
-    if "projection" in findings.curves:
-        projection = findings.curves["projection"]
-        text += (
-            f" Projection leaves a relative error of {projection['measured']:.3g}, "
-            f"sqrt(v / h) is {projection['predicted']:.3g}."
-        )
-    return text
 
 
 def _curves(findings: Findings, rows: list[Row], over: str, key: str) -> Curves:

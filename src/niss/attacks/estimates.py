@@ -1,4 +1,8 @@
-"""From what the adversary sees to its best guess of one client's update.
+"""What the adversary holds, and nothing else; and its best guess of one client's update from that.
+
+The adversary is the server, perhaps with some clients on its side. It has every upload, what everyone may
+know (the plan of the round with its graph and variances, the weights it sent out), what it knows or guesses
+of other clients' updates, and every share that one of its colluders sent or received.
 
 Write r_j for upload j less everything the adversary knows of it (update, shares of colluders). Then
 
@@ -18,18 +22,62 @@ What a multiplicative distortion leaves of known shares is attacked before that:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.attacks.observation import FloatArray, Observation
+from niss.accounting import RoundPlan
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import distortion_named
 
+FloatArray = NDArray[np.float64]
 _NULL = 1e-12
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One round as the adversary sees it.
+
+    uploads           one row per participant: what really left the devices
+    weights           the global model the server had sent out, as one vector
+    plan              the public numbers of the round; the drawn distortion factors are not among them
+    share             the public aggregation weights p_k
+    colluders         seats on the adversary's side
+    known_updates     updates x_j the adversary knows or guesses, by seat; the others it takes to be zero
+    known_shares      the shares (sender, receiver) that a colluder sent or received
+    """
+
+    uploads: FloatArray
+    weights: NDArray[np.floating[Any]]
+    plan: RoundPlan
+    share: FloatArray
+    colluders: tuple[int, ...] = ()
+    known_updates: Mapping[int, FloatArray] = field(default_factory=dict)
+    known_shares: Mapping[tuple[int, int], FloatArray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.plan.scales is not None:
+            raise ConfigError("the drawn factors are secret and no part of an observation", field="plan")
+        strangers = [ends for ends in self.known_shares if not set(ends) & set(self.colluders)]
+        if strangers:
+            raise ConfigError(f"no colluder sits at an end of {strangers[0]}", field="known_shares")
+
+    @property
+    def size(self) -> int:
+        return len(self.uploads)
+
+    @property
+    def honest(self) -> NDArray[np.int64]:
+        """Seats that are not on the adversary's side, in order."""
+        return np.setdiff1d(np.arange(self.size), self.colluders)
+
+    def received(self, seat: int) -> list[FloatArray]:
+        """The known shares that this seat received, and distorted."""
+        return [share for (_, receiver), share in self.known_shares.items() if receiver == seat]
 
 
 @dataclass(frozen=True)
@@ -78,9 +126,10 @@ def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) ->
     residual = _residual(seen, honest, exploit)
     shared = _honest_laplacian(seen, honest)
     if residual.ndim == 1:
-        weights = best_weights(shared + np.diag(residual), place)
+        covariance = shared + np.diag(residual)
+        weights = best_weights(covariance, place)
         combined = weights @ rows / weights[place]
-        spread = float(weights @ (shared + np.diag(residual)) @ weights / weights[place] ** 2)
+        spread = float(weights @ covariance @ weights / weights[place] ** 2)
         error = np.full(combined.shape, max(0.0, spread))
     else:
         columns = _weights_by_coordinate(shared, residual, place)
@@ -112,7 +161,7 @@ def _rest(seen: Observation, seat: int, is_victim: bool, exploit: bool) -> Float
     if not is_victim and seat in seen.known_updates:
         row = row - seen.share[seat] * seen.known_updates[seat]
     if exploit and _is_distorted(seen) and distortion_named(seen.plan.plan.distortion).one_factor:
-        row = projected_out(row, _received(seen, seat))
+        row = projected_out(row, seen.received(seat))
     return row
 
 
@@ -125,11 +174,6 @@ def _less_known(seen: Observation, seat: int) -> FloatArray:
         elif receiver == seat:
             row += share
     return row
-
-
-def _received(seen: Observation, seat: int) -> list[FloatArray]:
-    """The known shares that this seat received, and distorted."""
-    return [share for (_, receiver), share in seen.known_shares.items() if receiver == seat]
 
 
 def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> FloatArray:
@@ -145,7 +189,7 @@ def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> Fl
         return np.asarray(unknown)
     squares = np.zeros((honest.size, seen.uploads.shape[1]))
     for place, seat in enumerate(honest):
-        for share in _received(seen, int(seat)):
+        for share in seen.received(int(seat)):
             squares[place] += share**2
     return np.asarray(unknown[:, None] + tau2[:, None] * squares)
 
@@ -158,23 +202,17 @@ def _in_weight_from_honest(seen: Observation, honest: NDArray[np.int64]) -> Floa
     return np.asarray(received[honest], dtype=np.float64)
 
 
-def laplacian(graph: ShareGraph, counts: Callable[[int, int], bool]) -> FloatArray:
-    """The Laplacian of the edges for which `counts(sender, receiver)`, one row per client of the graph."""
-    matrix = np.zeros((graph.size, graph.size))
-    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
-    for sender, receiver, weight in edges:
-        if counts(sender, receiver):
-            matrix[sender, sender] += weight
-            matrix[receiver, receiver] += weight
-            matrix[sender, receiver] -= weight
-            matrix[receiver, sender] -= weight
-    return matrix
+def laplacian(graph: ShareGraph, counted: NDArray[np.bool_]) -> FloatArray:
+    """The Laplacian of some of the edges, one row per client of the graph."""
+    ends = graph.senders[counted], graph.receivers[counted]
+    return ShareGraph.from_arrays(graph.size, *ends, graph.weights[counted], "given").laplacian()
 
 
 def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
     """sigma^2 L_H: the covariance of the shares between honest clients."""
-    whole = laplacian(seen.plan.graph, lambda *ends: not set(ends) & set(seen.colluders))
-    return np.asarray(seen.plan.unit_variance * whole[np.ix_(honest, honest)])
+    graph = seen.plan.graph
+    counted = np.isin(graph.senders, honest) & np.isin(graph.receivers, honest)
+    return np.asarray(seen.plan.unit_variance * laplacian(graph, counted)[np.ix_(honest, honest)])
 
 
 def best_weights(covariance: FloatArray, place: int) -> FloatArray:
@@ -205,13 +243,10 @@ def _weights_by_coordinate(shared: FloatArray, residual: FloatArray, place: int)
 def _marginal_variance(seen: Observation, victim: int) -> float:
     """The noise of the victim's upload looked at alone, less the shares that are known."""
     plan, graph = seen.plan, seen.plan.graph
-    edges = zip(graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist(), strict=True)
-    known = sum(
-        weight
-        for sender, receiver, weight in edges
-        if victim in (sender, receiver) and (sender, receiver) in seen.known_shares
-    )
-    return float(plan.marginal_variance[victim] - plan.unit_variance * known)
+    near = graph.edges_of(victim)
+    ends = zip(graph.senders[near].tolist(), graph.receivers[near].tolist(), strict=True)
+    known = graph.weights[near][[pair in seen.known_shares for pair in ends]]
+    return float(plan.marginal_variance[victim] - plan.unit_variance * known.sum())
 
 
 def _is_distorted(seen: Observation) -> bool:

@@ -15,10 +15,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import ge, gt, lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from niss import attacks
+from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.files import SHARED, to_json, write_atomically, write_json
 
@@ -96,21 +98,43 @@ class Help:
     flag       the flag, where it is not the field's name with dashes
     choices    values to complete, or a function that finds them; for a comma-separated option, of each part
     metavar    the placeholder of the value in the help
-    least      the smallest value that is accepted
+    least      the smallest value that is accepted; `above` and `below` are not accepted themselves
+    hint       what a refusal advises
     """
 
     text: str
     flag: str | None = None
     choices: tuple[str, ...] | Callable[[], Iterable[str]] = ()
     metavar: str | None = None
-    least: int | None = None
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    hint: str | None = None
+
+    def check(self, value: Any, flag: str) -> None:
+        """Raise `ConfigError`, in the name of the flag, for a value that is not accepted."""
+        for words, limit, accepts in (
+            ("at least", self.least, ge),
+            ("above", self.above, gt),
+            ("below", self.below, lt),
+        ):
+            if limit is not None and not accepts(value, limit):
+                raise ConfigError(f"must be {words} {limit:g}, not {value!r}", field=flag, hint=self.hint)
+        known = tuple(self.choices() if callable(self.choices) else self.choices)
+        names = value if isinstance(value, tuple) else (value,)
+        if known and (not names or len(set(names)) != len(names)):
+            hint = "choose from: " + ", ".join(known)
+            raise ConfigError("expected at least one name, each only once", field=flag, hint=hint)
+        for name in names if known else ():
+            require_one_of(name, known, field=flag)
 
 
 VIEWS = ("alone", "joint")
 PRESETS = ("default", "paper")
 MODELS = ("mlp", "cnn", "lenet")
 
-Clients = Annotated[int, Help("Participants of the round, the victim among them.")]
+CLIENTS = "Participants of the round, the victim among them."
+Clients = Annotated[int, Help(CLIENTS)]
 Epsilon = Annotated[float | None, Help("Privacy target; default: that of the plan.")]
 Delta = Annotated[float | None, Help("Privacy target; default: that of the plan.")]
 Seed = Annotated[int, Help("Seed of everything random here.")]
@@ -160,9 +184,18 @@ class Experiment(ABC):
         cls.summary = lines[0] if lines else ""
         cls.examples = tuple(line for line in lines if line.startswith("niss attack "))
 
-    @abstractmethod
     def run(self, findings: Findings, progress: Progress) -> None:
-        """Attack, and fill the findings on the way."""
+        """Attack to the end; what was found until then is in the findings, whatever happens."""
+        self.attack(findings, progress)
+        findings.headline, findings.finished = self.headline(findings), True
+
+    @abstractmethod
+    def attack(self, findings: Findings, progress: Progress) -> None:
+        """Fill rows, curves and pictures on the way."""
+
+    def headline(self, _findings: Findings) -> str:
+        """The result of all that was found, in one or two sentences."""
+        return ""
 
     @abstractmethod
     def charts(self, findings: Findings) -> list[Chart]:
@@ -181,12 +214,8 @@ class Experiment(ABC):
         """Raise `ConfigError` for every option that cannot be used, before any work is done."""
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             if get_origin(hint) is Annotated:
-                note, value = get_args(hint)[1], getattr(self, name)
-                flag = note.flag or "--" + name.replace("_", "-")
-                if note.least is not None:
-                    check_at_least(note.least, value, flag)
-                if isinstance(note.choices, tuple) and note.choices and isinstance(value, str):
-                    check_names([value], note.choices, flag)
+                note: Help = get_args(hint)[1]
+                note.check(getattr(self, name), note.flag or "--" + name.replace("_", "-"))
         self.setting()
         self.stream()
 
@@ -204,6 +233,18 @@ class Experiment(ABC):
             preset, clients=self.clients, epsilon=self.epsilon, delta=self.delta, **numbers
         )
 
+    def federation(
+        self, pictures: attacks.Pictures, findings: Findings, **options: Any
+    ) -> attacks.AttackedFederation:
+        """A victim with these pictures and the other clients after their steps; `options` as in `make_federation`.
+
+        The findings get the pictures, and the PSNR of a grey.
+        """
+        findings.pictures["originals"] = pictures.pixels
+        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(pictures.pixels)
+        stream = self.stream("scene")
+        return attacks.make_federation(pictures, clients=self.clients, stream=stream, **options)
+
     def stream(self, *names: str | int) -> SimStream:
         """Where everything random comes from: a part of the seed's stream, by name."""
         from niss.randomness import SimStream
@@ -215,7 +256,7 @@ class Experiment(ABC):
 class PictureExperiment(Experiment):
     """An attack on the update of a victim with one picture, after one step of a network with a linear first layer.
 
-    From such an update the picture can be read without a search (`niss.attacks.gradients.read_picture`).
+    From such an update the picture can be read without a search (`niss.attacks.pictures.read_picture`).
     """
 
     image: Image = DEFAULT_PICTURE
@@ -227,13 +268,9 @@ class PictureExperiment(Experiment):
         attacks.load_pictures(self.image)
 
     def train(self, findings: Findings) -> attacks.AttackedFederation:
-        """The victim and the other clients after their step; the findings get the picture, and the PSNR of a grey."""
+        """The victim and the other clients after their step."""
         pictures = attacks.load_pictures(self.image)
-        findings.pictures["originals"] = pictures.pixels
-        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(pictures.pixels)
-        return attacks.make_federation(
-            pictures, model="mlp", hidden=(self.hidden,), clients=self.clients, stream=self.stream("scene")
-        )
+        return self.federation(pictures, findings, model="mlp", hidden=(self.hidden,))
 
 
 def strip_of(name: str, findings: Findings, pictures: list[tuple[str, Any]]) -> Strip:
@@ -256,23 +293,6 @@ def grey_level(findings: Findings) -> dict[str, float]:
     """The PSNR of an even grey, below which nothing was learned, as a level of a chart."""
     level = findings.curves.get("blind_guess_psnr")
     return {} if level is None else {"an even grey": level}
-
-
-def check_at_least(least: int, value: int, flag: str) -> None:
-    """Refuse a value below `least`; `flag` is what the refusal names."""
-    if value < least:
-        raise ConfigError(f"must be at least {least}, not {value}", field=flag)
-
-
-def check_names(values: Sequence[str], known: Collection[str], flag: str) -> None:
-    """Refuse names that are unknown, given twice, or none at all; `flag` is what the refusal names."""
-    for value in values:
-        if value not in known:
-            raise ConfigError(f"unknown value {value!r}", field=flag, hint="choose from: " + ", ".join(known))
-    if not values or len(set(values)) != len(values):
-        raise ConfigError(
-            "expected at least one name, each only once", field=flag, hint="choose from: " + ", ".join(known)
-        )
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:

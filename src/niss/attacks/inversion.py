@@ -8,7 +8,7 @@ whether the attack succeeded: with noise it ends near the energy of the noise ev
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from niss.attacks.experiment import check_at_least
-from niss.attacks.gradients import UpdateFunction, recover_labels
-from niss.attacks.observation import FloatArray
-from niss.attacks.pictures import Pictures
-from niss.errors import ConfigError
+from niss.attacks.estimates import FloatArray
+from niss.attacks.pictures import Pictures, UpdateFunction, recover_labels
+from niss.checks import require_real, require_whole
 from niss.learning import threads
 from niss.randomness import SimStream
 
 # Called with iterations done, iterations at most, and a note.
 Step = Callable[[int, int, str], None]
+# Of a step: the best loss, its pictures and labels, and why to stop here; "": go on.
+Found = tuple[float, Tensor, Tensor, str]
 # Points [R, n] -> values [R] and gradients [R, n]; row r of each depends on row r alone.
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -38,54 +38,57 @@ _CURVATURE = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
-class DlgSettings:
-    """How long and how often DLG tries; it stops early where nothing moves any more.
+class SearchSettings:
+    """How long and how often a search tries.
 
-    iterations       most steps of L-BFGS
-    restarts         random starts, tried side by side
-    frames           about as many pictures on the way are kept
-    patience         it stops when in so many iterations no restart has come down by the part `least_progress`,
-    good_enough      or when the best loss has fallen below this part of its start
+    iterations   most steps
+    restarts     random starts, tried side by side
+    frames       about as many pictures on the way are kept
     """
 
     iterations: int
     restarts: int
     frames: int = 6
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "restarts", "frames"):
+            require_whole(getattr(self, name), field=f"--{name}", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlgSettings(SearchSettings):
+    """How DLG searches, by L-BFGS; it stops early where nothing moves any more.
+
+    patience         it stops when in so many iterations no restart has come down by the part `least_progress`,
+    good_enough      or when the best loss has fallen below this part of its start
+    """
+
     patience: int = 60
     least_progress: float = 1e-5
     good_enough: float = 1e-10
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "restarts", "frames", "patience"):
-            check_at_least(1, getattr(self, name), f"--{name}")
+        super().__post_init__()
+        require_whole(self.patience, field="--patience", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertSettings:
-    """How Inverting Gradients searches.
+class InvertSettings(SearchSettings):
+    """How Inverting Gradients searches, by signed Adam.
 
-    iterations        most steps of signed Adam
-    restarts          random starts, tried side by side
     rate              of the first steps
     total_variation   weight of the total variation in the objective
-    frames            about as many pictures on the way are kept
     good_enough       it stops when the mismatch of the best restart is below this
     """
 
-    iterations: int
-    restarts: int
     rate: float = 0.05
     total_variation: float = 1e-4
-    frames: int = 6
     good_enough: float = 1e-9
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "restarts", "frames"):
-            check_at_least(1, getattr(self, name), f"--{name}")
-        if not self.rate > 0.0:
-            raise ConfigError(f"must be above 0, not {self.rate!r}", field="--rate")
-        if not self.total_variation >= 0.0:
-            raise ConfigError(f"must not be negative, not {self.total_variation!r}", field="--tv")
+        super().__post_init__()
+        require_real(self.rate, field="--rate", zero_allowed=False)
+        require_real(self.total_variation, field="--tv")
 
 
 @dataclass
@@ -151,30 +154,36 @@ def deep_leakage(
     start = stream.generator().standard_normal((settings.restarts, pixels + batch * classes))
     start[:, :pixels] = 0.5 + 0.25 * start[:, :pixels]
     search = BatchedLbfgs(objective, torch.from_numpy(start).to(place, torch.float32))
-    result = Inversion(np.empty(0), np.empty(0, dtype=np.int64))
-    marks = _frame_marks(settings.iterations, settings.frames)
-    history = [search.values.clone()]
-    for number in range(1, settings.iterations + 1):
-        values = search.step()
-        history.append(values.clone())
-        best = int(torch.nan_to_num(values, nan=torch.inf).argmin())
-        result.losses.append(float(values[best]))
-        if progress is not None:
-            progress(number, settings.iterations, f"loss {result.losses[-1]:.3g}")
-        result.stopped = _reason_to_stop(history, search.stuck, settings)
-        if number in marks or result.stopped or number == settings.iterations:
+
+    def found() -> Iterator[Found]:
+        history = [search.values.clone()]
+        while True:
+            history.append(search.step().clone())
+            best = int(torch.nan_to_num(history[-1], nan=torch.inf).argmin())
             pictures, logits = unpack(search.points[best : best + 1])
-            result.pictures = pictures[0].double().cpu().numpy()
-            result.labels = logits[0].argmax(dim=-1).cpu().numpy()
+            labels, stopped = logits[0].argmax(dim=-1), _reason_to_stop(history, search.stuck, settings)
+            yield float(history[-1][best]), pictures[0], labels, stopped
+
+    return _watched(found(), settings, "loss", progress)
+
+
+def _watched(steps: Iterator[Found], settings: SearchSettings, what: str, progress: Step | None) -> Inversion:
+    """Go step after step until one says why to stop; the frames that are kept are few late, many early."""
+    result = Inversion(np.empty(0), np.empty(0, dtype=np.int64))
+    marks = {*np.geomspace(1, settings.iterations, settings.frames).astype(int).tolist(), settings.iterations}
+    for number, (loss, pictures, labels, stopped) in zip(
+        range(1, settings.iterations + 1), steps, strict=False
+    ):
+        result.losses.append(loss)
+        result.stopped = stopped
+        if progress is not None:
+            progress(number, settings.iterations, f"{what} {loss:.3g}")
+        if number in marks or stopped:
+            result.pictures, result.labels = pictures.double().cpu().numpy(), labels.cpu().numpy()
             result.frames.append((number, result.pictures))
-        if result.stopped:
+        if stopped:
             break
     return result
-
-
-def _frame_marks(iterations: int, frames: int) -> set[int]:
-    """The iterations whose pictures are kept: few late, many early, when most happens."""
-    return set(np.unique(np.geomspace(1, iterations, frames).astype(int)).tolist())
 
 
 def _reason_to_stop(history: list[Tensor], stuck: Tensor, settings: DlgSettings) -> str:
@@ -218,8 +227,8 @@ def invert_update(
     compute = update_function.to(place, torch.float32)
     seen = torch.from_numpy(gradient).to(place, torch.float32)
     seen = seen / seen.pow(2).sum().sqrt().clamp_min(1e-30)
-    labels = recover_labels(gradient, compute, like)
-    targets = functional.one_hot(torch.from_numpy(labels), like.classes).to(place, torch.float32)
+    labels = torch.from_numpy(recover_labels(gradient, compute, like))
+    targets = functional.one_hot(labels, like.classes).to(place, torch.float32)
 
     def mismatch(pictures: Tensor) -> Tensor:
         guess = compute(like.normalise(pictures), targets)
@@ -230,33 +239,26 @@ def invert_update(
     optimiser = torch.optim.Adam([pictures], lr=settings.rate)
     steps = [int(part * settings.iterations) for part in _DECAYS]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, steps, gamma=0.1)
-    marks = _frame_marks(settings.iterations, settings.frames)
-    result = Inversion(np.empty(0), labels)
-    for number in range(1, settings.iterations + 1):
-        losses = vmap(mismatch)(pictures)
-        objective = losses + settings.total_variation * total_variation(pictures)
-        (slopes,) = torch.autograd.grad(objective.sum(), pictures)
-        losses = losses.detach()
-        best = int(torch.nan_to_num(losses, nan=torch.inf).argmin())
-        # Signed steps jump across the kinks of ReLU, so the best so far is kept, not the last.
-        if not result.losses or float(losses[best]) < result.losses[-1]:
-            result.pictures = pictures[best].detach().double().cpu().numpy()
-        result.losses.append(min(float(losses[best]), result.losses[-1] if result.losses else torch.inf))
-        if number in marks:
-            result.frames.append((number, result.pictures))
-        if progress is not None:
-            progress(number, settings.iterations, f"1 - cos {result.losses[-1]:.3g}")
-        if result.losses[-1] < settings.good_enough:
-            result.stopped = "the update fits"
-            break
-        pictures.grad = slopes.sign()
-        optimiser.step()
-        schedule.step()
-        with torch.no_grad():
-            pictures.clamp_(0.0, 1.0)
-    if not result.frames or result.frames[-1][0] != len(result.losses):
-        result.frames.append((len(result.losses), result.pictures))
-    return result
+
+    def found() -> Iterator[Found]:
+        least, shown = torch.inf, pictures[0].detach().clone()
+        while True:
+            losses = vmap(mismatch)(pictures)
+            objective = losses + settings.total_variation * total_variation(pictures)
+            (slopes,) = torch.autograd.grad(objective.sum(), pictures)
+            losses = losses.detach()
+            best = int(torch.nan_to_num(losses, nan=torch.inf).argmin())
+            # Signed steps jump across the kinks of ReLU, so the best so far is kept, not the last.
+            if float(losses[best]) < least:
+                least, shown = float(losses[best]), pictures[best].detach().clone()
+            yield least, shown, labels, "the update fits" if least < settings.good_enough else ""
+            pictures.grad = slopes.sign()
+            optimiser.step()
+            schedule.step()
+            with torch.no_grad():
+                pictures.clamp_(0.0, 1.0)
+
+    return _watched(found(), settings, "1 - cos", progress)
 
 
 def total_variation(pictures: Tensor) -> Tensor:

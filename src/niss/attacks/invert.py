@@ -8,7 +8,8 @@ client's upload, once for every method. `joint` shows why the noise is calibrate
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from niss import attacks
 from niss.attacks import experiment
 from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
+from niss.checks import require_whole
 
 if TYPE_CHECKING:
+    from niss.attacks.estimates import FloatArray
     from niss.charts import Chart, Strip
 
 COLUMNS = {
@@ -45,11 +48,13 @@ class Case:
     name        what the table and the figure call it
     simulated   the round behind it
     guess       the adversary's estimate of the victim's update in that round
+    notes       what else its row says
     """
 
     name: str
     simulated: attacks.SimulatedRound
-    guess: attacks.observation.FloatArray
+    guess: FloatArray
+    notes: Row = field(default_factory=dict)
 
     def row(self, federation: attacks.AttackedFederation, inversion: attacks.Inversion) -> Row:
         """Scores of the recovered pictures, beside what was promised and how wrong the guess was."""
@@ -57,16 +62,17 @@ class Case:
         pictures = federation.pictures
         return {
             "case": self.name,
-            "method": self.simulated.plan.plan.method,
+            "method": self.simulated.plan.plan.kind.name,
             "epsilon_joint": joint,
             "epsilon_marginal": marginal,
             "noise": attacks.relative_error(self.guess, self.simulated.updates[VICTIM]),
             "loss": inversion.losses[-1] if inversion.losses else float("nan"),
-            **attacks.score_pictures(inversion.pictures, pictures.pixels).to_json(),
+            **asdict(attacks.score_pictures(inversion.pictures, pictures.pixels)),
             "label_found": sorted(inversion.labels.tolist()) == sorted(pictures.labels.tolist()),
             "labels": inversion.labels.tolist(),
             "iterations": len(inversion.losses),
             "stopped": inversion.stopped or "all iterations done",
+            **self.notes,
         }
 
 
@@ -110,32 +116,45 @@ class SearchExperiment(experiment.Experiment):
         settings = attacks.DlgSettings(iterations=self.iterations, restarts=self.restarts)
         return partial(attacks.deep_leakage, settings=settings)
 
-    def run_case(
-        self, case: Case, federation: attacks.AttackedFederation, findings: Findings, progress: Progress
-    ) -> Row:
-        """Invert one guess; adds row, losses, frames and recovered pictures to the findings, and returns the row."""
+    def model_options(self) -> dict[str, Any]:
+        """What is trained, and how: options of `make_federation`."""
+        return {"model": "lenet"}
+
+    @abstractmethod
+    def cases(self, federation: attacks.AttackedFederation) -> Iterator[Case]:
+        """What is to be inverted."""
+
+    def attack(self, findings: Findings, progress: Progress) -> None:
+        """Invert one case after the other; each adds a row, losses, frames and recovered pictures."""
         import torch
 
         from niss.learning import choose_device
 
-        originals = federation.pictures.pixels
-        inversion = self.search()(
-            federation.as_gradient(case.guess),
-            federation.update_function(case.simulated.plan.plan),
-            federation.pictures,
-            stream=self.stream(self.search_name),
-            device=torch.device(choose_device(self.device, field="--device")),
-            progress=partial(progress, case.name),
+        rate = self.setting().learning_rate
+        federation = self.federation(
+            self.load_pictures(), findings, learning_rate=rate, **self.model_options()
         )
-        findings.pictures["originals"] = originals
-        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(originals)
-        findings.rows.append(case.row(federation, inversion))
-        findings.curves.setdefault("losses", {})[case.name] = inversion.losses
-        frames = [(number, pictures[0]) for number, pictures in inversion.frames]
-        findings.pictures.setdefault("frames", {})[case.name] = frames
-        order = attacks.pictures.best_order(inversion.pictures, originals)
-        findings.pictures.setdefault("recovered", {})[case.name] = inversion.pictures[order]
-        return findings.rows[-1]
+        originals = federation.pictures.pixels
+        losses = findings.curves["losses"] = {}
+        frames, recovered = (findings.pictures.setdefault(name, {}) for name in ("frames", "recovered"))
+        for case in self.cases(federation):
+            inversion = self.search()(
+                federation.as_gradient(case.guess),
+                federation.update_function(case.simulated.plan.plan),
+                federation.pictures,
+                stream=self.stream(self.search_name),
+                device=torch.device(choose_device(self.device, field="--device")),
+                progress=partial(progress, case.name),
+            )
+            findings.rows.append(case.row(federation, inversion))
+            losses[case.name] = inversion.losses
+            frames[case.name] = [(number, pictures[0]) for number, pictures in inversion.frames]
+            order = attacks.pictures.best_order(inversion.pictures, originals)
+            recovered[case.name] = inversion.pictures[order]
+        self.sweep(federation, findings, progress)
+
+    def sweep(self, federation: attacks.AttackedFederation, findings: Findings, progress: Progress) -> None:
+        """What else is to be found out, after all cases."""
 
     def charts(self, findings: Findings) -> list[Chart]:
         """The loss of each case over the iterations."""
@@ -197,42 +216,24 @@ class MethodsExperiment(SearchExperiment):
     ] = "default"
     tau2: Annotated[float | None, Help("Distortion of received shares; default: that of the plan.")] = None
 
-    def check(self) -> None:
-        """Refuse what cannot be used."""
-        experiment.check_names(self.methods, experiment.visible_names(), "--methods")
-        super().check()
-
     def setting(self) -> attacks.RoundSetting:
         """The plan of the chosen preset."""
         return self.make_setting(self.plan, tau2=self.tau2)
 
-    @abstractmethod
-    def train(self, **options: Any) -> attacks.AttackedFederation:
-        """The victim and the other clients after their local steps; `options` are those of `make_federation`."""
-
-    def run(self, findings: Findings, progress: Progress) -> None:
-        """One case per method: simulate the round, guess the victim's update, invert it."""
-        setting = self.setting()
-        federation = self.train(
-            clients=self.clients, stream=self.stream("scene"), learning_rate=setting.learning_rate
-        )
-        alone = self.view == "alone"
-        estimate = attacks.estimate_alone if alone else attacks.estimate_jointly
+    def cases(self, federation: attacks.AttackedFederation) -> Iterator[Case]:
+        """The victim's update under each method, guessed from the same round."""
+        estimate = attacks.estimate_alone if self.view == "alone" else attacks.estimate_jointly
         for method in self.methods:
-            simulated = setting.with_plan(method=method).simulate(
-                federation.updates,
-                federation.weights.numpy(),
-                stream=self.stream("round"),
-                knows_updates_of=range(1, self.clients),
-            )
-            case = Case(method, simulated, estimate(simulated.observation, VICTIM).update)
-            self.run_case(case, federation, findings, progress)
+            simulated = federation.simulate(self.setting().with_plan(method=method), self.stream("round"))
+            yield Case(method, simulated, estimate(simulated.observation, VICTIM).update)
+
+    def headline(self, findings: Findings) -> str:
+        """The PSNR of each method."""
         scores = "; ".join(f"{row['case']} {row['psnr']:.1f} dB" for row in findings.rows)
-        findings.headline = (
+        return (
             f"PSNR of the recovered pictures: {scores}. "
             f"An even grey would score {findings.curves['blind_guess_psnr']:.1f} dB."
         )
-        findings.finished = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,10 +251,6 @@ class DlgExperiment(MethodsExperiment):
 
     name = "dlg"
     columns: ClassVar[dict[str, str]] = COLUMNS
-
-    def train(self, **options: Any) -> attacks.AttackedFederation:
-        """One step of the LeNet."""
-        return attacks.make_federation(self.load_pictures(), model="lenet", **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +273,7 @@ class InvertExperiment(MethodsExperiment):
 
     iterations: Iterations = 1200
     restarts: Restarts = 2
-    batch: Annotated[int, Help("attacks.Pictures of the victim, from the given one on.", least=1)] = 1
+    batch: Annotated[int, Help("Pictures of the victim, from the given one on.", least=1)] = 1
     model: Annotated[str, Help("mlp, cnn or lenet.", choices=experiment.MODELS)] = "mlp"
     steps: Annotated[int, Help("Local steps, each on all pictures.", least=1)] = 1
     total_variation: Annotated[float, Help("Weight of the total variation.", flag="--tv")] = 1e-4
@@ -292,9 +289,9 @@ class InvertExperiment(MethodsExperiment):
         """The victim's pictures, as many as `batch`."""
         return attacks.load_pictures(self.image, count=self.batch, label=self.label)
 
-    def train(self, **options: Any) -> attacks.AttackedFederation:
+    def model_options(self) -> dict[str, Any]:
         """The steps of the chosen model."""
-        return attacks.make_federation(self.load_pictures(), model=self.model, steps=self.steps, **options)
+        return {"model": self.model, "steps": self.steps}
 
     def strips(self, findings: Findings) -> list[Strip]:
         """A row of originals, and one per method."""
@@ -334,38 +331,52 @@ class JointExperiment(SearchExperiment):
 
     def check(self) -> None:
         """Refuse what cannot be used."""
-        experiment.check_at_least(2, self.points, "points")
+        require_whole(self.points, field="points", at_least=2)
         super().check()
 
-    def run(self, findings: Findings, progress: Progress) -> None:
-        """DLG on four guesses of the same update, then the sweep over tau^2."""
+    def cases(self, federation: attacks.AttackedFederation) -> Iterator[Case]:
+        """Four guesses of the same update, in the same round but for the setting and what the server knows."""
         alone, jointly = attacks.estimate_alone, attacks.estimate_jointly
         calibrated = self.setting()
-        bare, others = calibrated.with_plan(tau2=0.0), range(1, self.clients)
-        federation = attacks.make_federation(
-            self.load_pictures(), model="lenet", clients=self.clients, stream=self.stream("scene")
-        )
+        bare = calibrated.with_plan(tau2=0.0)
         cases = (
-            ("τ = 0, upload alone", bare, others, alone),
-            ("τ = 0, all uploads", bare, others, jointly),
-            ("τ = 0, others unknown", bare, range(0), jointly),
-            ("calibrated τ², all uploads", calibrated, others, jointly),
+            ("τ = 0, upload alone", bare, True, alone),
+            ("τ = 0, all uploads", bare, True, jointly),
+            ("τ = 0, others unknown", bare, False, jointly),
+            ("calibrated τ², all uploads", calibrated, True, jointly),
         )
         for name, setting, known, estimate in cases:
-            simulated = self._simulate(setting, federation, known)
-            case = Case(name, simulated, estimate(simulated.observation, VICTIM).update)
-            row = self.run_case(case, federation, findings, progress)
-            predictable = estimate is jointly and len(known) > 0
-            row["predicted"] = simulated.predicted_error(VICTIM) if predictable else None
-        self._sweep(findings, federation, calibrated, progress)
+            simulated = federation.simulate(setting, self.stream("round"), others_known=known)
+            predicted = simulated.predicted_error(VICTIM) if known and estimate is jointly else None
+            guess = estimate(simulated.observation, VICTIM).update
+            yield Case(name, simulated, guess, {"predicted": predicted})
+
+    def headline(self, findings: Findings) -> str:
+        """What all uploads give away that each alone hides."""
         psnr = {row["case"]: row["psnr"] for row in findings.rows}
-        findings.headline = (
+        return (
             f"All uploads of a round with τ = 0 together give the picture away "
             f"({psnr['τ = 0, all uploads']:.1f} dB) though each alone hides it "
             f"({psnr['τ = 0, upload alone']:.1f} dB); with calibrated τ² the same attack gets "
             f"{psnr['calibrated τ², all uploads']:.1f} dB."
         )
-        findings.finished = True
+
+    def sweep(self, federation: attacks.AttackedFederation, findings: Findings, progress: Progress) -> None:
+        """The error of the joint estimate over tau^2, measured and as the accountant predicts it."""
+        import numpy as np
+
+        setting = self.setting()
+        chosen = float(federation.simulate(setting, self.stream("round")).plan.tau2[0])
+        curve: dict[str, list[float]] = {"tau2": [], "measured": [], "predicted": []}
+        findings.curves |= {"sweep": curve, "calibrated_tau2": chosen}
+        grid = np.geomspace(1e-10 * chosen, 100.0 * chosen, self.points)
+        for number, tau2 in enumerate(grid.tolist(), start=1):
+            simulated = federation.simulate(setting.with_plan(tau2=tau2), self.stream("round"))
+            guess = attacks.estimate_jointly(simulated.observation, VICTIM)
+            curve["tau2"].append(tau2)
+            curve["measured"].append(attacks.relative_error(guess.update, simulated.updates[VICTIM]))
+            curve["predicted"].append(simulated.predicted_error(VICTIM))
+            progress("sweep over τ²", number, self.points, f"τ² = {tau2:.2g}")
 
     def charts(self, findings: Findings) -> list[Chart]:
         """The losses, and the error of the joint estimate over tau^2, with the tau^2 that calibration gives."""
@@ -384,38 +395,3 @@ class JointExperiment(SearchExperiment):
             head="τ²",
         )
         return [*super().charts(findings), errors]
-
-    def _sweep(
-        self,
-        findings: Findings,
-        federation: attacks.AttackedFederation,
-        setting: attacks.RoundSetting,
-        progress: Progress,
-    ) -> None:
-        """The error of the joint estimate over tau^2, measured and as the accountant predicts it."""
-        import numpy as np
-
-        others = range(1, self.clients)
-        chosen = float(self._simulate(setting, federation, others).plan.tau2[0])
-        curve: dict[str, list[float]] = {"tau2": [], "measured": [], "predicted": []}
-        findings.curves["sweep"] = curve
-        findings.curves["calibrated_tau2"] = chosen
-        grid = np.geomspace(1e-10 * chosen, 100.0 * chosen, self.points)
-        for number, tau2 in enumerate(grid.tolist(), start=1):
-            simulated = self._simulate(setting.with_plan(tau2=tau2), federation, others)
-            guess = attacks.estimate_jointly(simulated.observation, VICTIM)
-            curve["tau2"].append(tau2)
-            curve["measured"].append(attacks.relative_error(guess.update, simulated.updates[VICTIM]))
-            curve["predicted"].append(simulated.predicted_error(VICTIM))
-            progress("sweep over τ²", number, self.points, f"τ² = {tau2:.2g}")
-
-    def _simulate(
-        self, setting: attacks.RoundSetting, federation: attacks.AttackedFederation, known: range
-    ) -> attacks.SimulatedRound:
-        """The same round each time, but for the setting and whose updates the server knows."""
-        return setting.simulate(
-            federation.updates,
-            federation.weights.numpy(),
-            stream=self.stream("round"),
-            knows_updates_of=known,
-        )

@@ -1,7 +1,7 @@
-"""The pictures an attack tries to recover, and how much of them it did.
+"""Pictures as an adversary knows them: what update they would cause, what can be read from one, and how near it came.
 
-`dataset:index` names a training picture (`mnist-mini:0` is always at hand); anything else is the path of a
-picture file, which is cut to a square, brought to 32 x 32 and given in colour.
+The adversary can compute everything public that a client does (`UpdateFunction`), and so test a guess. Some things
+need no guess: the labels stand in the bias of the last layer, and a picture in a first layer that is linear.
 
 All scores look at pictures cut to the range [0, 1]: whoever attacks knows that pixels lie there, and a wild
 value far outside would only make an attack look worse than it is. A picture that says nothing still has a
@@ -11,24 +11,22 @@ score, so `blind_guess` gives the PSNR of an even grey, the line below which not
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.signal import convolve2d
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn import functional
 
-from niss.attacks.experiment import check_at_least
-from niss.attacks.observation import FloatArray
-from niss.data import Dataset, list_datasets, load_dataset
+from niss.accounting import Plan
+from niss.attacks.estimates import FloatArray
 from niss.errors import ConfigError
-from niss.randomness import SimStream
+from niss.learning import FlatLayout
 
-FILE_SIDE = 32
-FILE_CLASSES = 100
 # Of the structural similarity: the window and its spread in pixels, and its two constants.
 _WINDOW, _SPREAD = 11, 1.5
 _C1, _C2 = 0.01**2, 0.03**2
@@ -72,107 +70,135 @@ class Pictures:
         return replace(self, mean=(0.0,) * channels, std=(1.0,) * channels)
 
 
-def load_pictures(spec: str, *, count: int = 1, label: int | None = None) -> Pictures:
-    """`count` pictures from `dataset:index` on, or the one in a file, whose label is `label` (default 0).
-
-    Raises `ConfigError` for a `spec` that names neither, for pictures a dataset does not have, and for a file that
-    is no readable picture.
-    """
-    check_at_least(1, count, "--batch")
-    name, separator, index = spec.rpartition(":")
-    if separator and not Path(spec).exists():
-        if name not in {info.name for info in list_datasets()}:
-            raise ConfigError(
-                f"{spec!r} is neither a file nor DATASET:INDEX",
-                field="--image",
-                hint="for example mnist-mini:0, or the path of a PNG; `niss data list` shows the datasets",
-            )
-        if label is not None:
-            raise ConfigError(
-                "a picture of a dataset has its own label", field="--label", hint="leave it out"
-            )
-        return _from_dataset(load_dataset(name, download=False), index, count)
-    if count != 1:
-        raise ConfigError(
-            "a file contains only one picture", field="--batch", hint="use DATASET:INDEX for more"
-        )
-    return _from_file(Path(spec), 0 if label is None else label)
-
-
-def other_pictures(of: Pictures, count: int, stream: SimStream) -> list[Pictures]:
-    """What other clients hold.
-
-    of       the victim's pictures: the others have as many each, of the same dataset; for a file, pictures of noise
-    count    how many clients
-    stream   where the choice comes from
-    """
-    generator = stream.generator()
-    dataset_name = of.name.rpartition(":")[0]
-    each = len(of.pixels)
-    if dataset_name in {info.name for info in list_datasets()}:
-        dataset = load_dataset(dataset_name, download=False)
-        chosen = generator.choice(len(dataset.train_labels), size=(count, each), replace=False)
-        return [_at(dataset, indices, of.name) for indices in chosen]
-    return [
-        replace(
-            of,
-            pixels=generator.random(of.pixels.shape),
-            labels=generator.integers(of.classes, size=each),
-        )
-        for _ in range(count)
-    ]
-
-
-def _from_dataset(dataset: Dataset, index: str, count: int) -> Pictures:
-    size = len(dataset.train_labels)
-    first = int(index) if index.isdigit() else -1
-    if not 0 <= first <= size - count:
-        raise ConfigError(
-            f"{dataset.name} has the training pictures 0 to {size - 1}; cannot take {count} from {index!r} on",
-            field="--image",
-            hint=f"for example {dataset.name}:0",
-        )
-    return _at(dataset, np.arange(first, first + count), f"{dataset.name}:{first}")
-
-
-def _at(dataset: Dataset, indices: NDArray[np.int64], name: str) -> Pictures:
-    return Pictures(
-        name,
-        dataset.train_images[indices].astype(np.float64) / 255.0,
-        dataset.train_labels[indices],
-        dataset.classes,
-        dataset.mean,
-        dataset.std,
-    )
-
-
-def _from_file(path: Path, label: int) -> Pictures:
-    from PIL import Image, UnidentifiedImageError
-
-    if not path.is_file():
-        raise ConfigError(
-            f"the file {str(path)!r} does not exist",
-            field="--image",
-            hint="give the path of a PNG, or mnist-mini:0",
-        )
-    if not 0 <= label < FILE_CLASSES:
-        raise ConfigError(f"must be from 0 to {FILE_CLASSES - 1}, not {label}", field="--label")
-    try:
-        with Image.open(path) as opened:
-            colour = opened.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise ConfigError(
-            f"cannot read {path} as a picture: {error}", field="--image", hint="use a PNG"
-        ) from None
-    side = min(colour.size)
-    left, top = (colour.width - side) // 2, (colour.height - side) // 2
-    square = colour.crop((left, top, left + side, top + side)).resize((FILE_SIDE, FILE_SIDE))
-    pixels = np.asarray(square, dtype=np.float64).transpose(2, 0, 1)[None] / 255.0
-    return Pictures(path.name, pixels, np.array([label]), FILE_CLASSES, (0.5,) * 3, (0.25,) * 3)
-
-
 def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class UpdateFunction:
+    """The update that given pictures would cause: `steps` local steps on all of them, then the clip of `plan`.
+
+    `__call__` is differentiable in pictures and labels, and can be batched with `torch.func.vmap`.
+
+    module, layout   the network, and where each parameter lies in `weights`
+    weights          the public global model from which the client starts
+    plan             None: no clip
+    """
+
+    module: nn.Module
+    layout: FlatLayout
+    weights: Tensor
+    learning_rate: float
+    steps: int = 1
+    plan: Plan | None = None
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The update in the units of a gradient, -update / (learning_rate * steps), as one vector.
+
+        inputs   [B, C, H, W], as the model reads them
+        labels   [B, classes], rows that sum to 1
+        """
+        slope = grad(self._loss)
+        start = self.layout.split(self.weights)
+        moved = start
+        for _ in range(self.steps):
+            slopes = slope(moved, inputs, labels)
+            moved = {name: moved[name] - self.learning_rate * slopes[name] for name in moved}
+        update = torch.cat([(moved[name] - start[name]).reshape(-1) for name in start])
+        return -self._clipped(update) / (self.learning_rate * self.steps)
+
+    def _loss(self, parts: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy, mean_i -sum_c labels_ic log softmax(logits_i)_c, for labels that may be soft."""
+        logits = functional_call(self.module, parts, (inputs,))
+        return -(labels * functional.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
+
+    def _clipped(self, update: Tensor) -> Tensor:
+        """As `niss.attacks.rounds.clip_update`, differentiable."""
+        plan = self.plan
+        if plan is None or not plan.private:
+            return update
+        if plan.unit == "nbafl":
+            return update.clamp(-plan.clip, plan.clip)
+        norm = update.pow(2).sum().clamp_min(1e-24).sqrt()
+        return update * (plan.clip / norm).clamp(max=1.0)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> UpdateFunction:
+        """The same function on another device; the module itself moves."""
+        module = self.module.to(device=device, dtype=dtype)
+        return replace(self, module=module, weights=self.weights.to(device=device, dtype=dtype))
+
+
+def recover_labels(
+    gradient: FloatArray, update_function: UpdateFunction, like: Pictures
+) -> NDArray[np.int64]:
+    """As many labels as `like` has pictures, in rising order; of `like` only what is public is used.
+
+    For cross-entropy the gradient of the last bias is mean_i p_i - n / B, with p_i the predicted probabilities and n
+    the count of each label. Of a single picture only the entry of its own label is negative: the sign rule of iDLG
+    (Zhao, Mopuri and Bilen, 2020). In a batch, the probabilities the model gives to even grey pictures stand for p_i.
+    """
+    parts = update_function.layout.split(torch.from_numpy(gradient))
+    bias, count = np.asarray(next(reversed(parts.values())).numpy()), len(like.pixels)
+    if count == 1:
+        return np.array([int(np.argmin(bias))])
+    expected = _expected_probabilities(update_function.module, like)
+    # A clip shrinks the whole gradient by one factor, which the labels that do not occur give away.
+    positive = bias > 0.0
+    scale = float(np.median(bias[positive] / expected[positive])) if positive.any() else 1.0
+    counts = np.maximum(expected - bias / max(scale, 1e-12), 0.0)
+    counts = counts * count / max(float(counts.sum()), 1e-12)
+    return np.sort(np.repeat(np.arange(like.classes), _rounded(counts, count)))
+
+
+def _expected_probabilities(module: nn.Module, like: Pictures) -> FloatArray:
+    """What the model makes of an even grey, which stands for pictures that the adversary does not know."""
+    grey = torch.full((1, *like.shape), 0.5, dtype=torch.float64)
+    first = next(module.parameters())
+    with torch.no_grad():
+        logits = module(like.normalise(grey).to(first.device, first.dtype))
+    return np.asarray(logits[0].double().softmax(dim=0).cpu().numpy())
+
+
+def _rounded(counts: FloatArray, total: int) -> NDArray[np.int64]:
+    """Whole numbers with that sum, by the largest remainders."""
+    whole = np.floor(counts).astype(np.int64)
+    for place in np.argsort(whole - counts, kind="stable")[: total - int(whole.sum())]:
+        whole[place] += 1
+    return whole
+
+
+def read_picture(
+    gradient: FloatArray,
+    update_function: UpdateFunction,
+    like: Pictures,
+    variance: FloatArray | None = None,
+) -> FloatArray:
+    """The one picture [1, C, H, W], in pixels, behind one step of a network that begins with a linear layer.
+
+    For z = W x + b the gradients are dL/dW = (dL/dz) x^T and dL/db = dL/dz, so every row of the first is x times an
+    entry of the second, and least squares over the rows gives x = sum_i b_i W_i / sum_i b_i^2 (Phong et al., 2017;
+    Geiping et al., 2020, Proposition 3.1). No search, no restarts, whatever the scale.
+
+    like       of it only shape and scaling are used
+    variance   of each entry of the gradient: the rows are weighted by its inverse, pixel by pixel
+
+    Raises `ConfigError` where the first layer is not linear.
+    """
+    parts = list(update_function.layout.split(torch.from_numpy(gradient)).values())
+    weight, bias = parts[0].numpy(), parts[1].numpy()
+    inputs = int(np.prod(like.shape))
+    if weight.shape != (bias.size, inputs):
+        raise ConfigError(
+            "the first layer of this model is not linear", field="model", hint="use the mlp, or invert_update"
+        )
+    trust = np.ones_like(weight)
+    if variance is not None and float(variance.min()) > 0.0:
+        trust = 1.0 / variance[: weight.size].reshape(weight.shape)
+    energy = bias**2 @ trust
+    flat = (bias @ (trust * weight)) / np.where(energy > 0.0, energy, 1.0)
+    mean, std = np.asarray(like.mean), np.asarray(like.std)
+    picture = flat.reshape(like.shape) * std[:, None, None] + mean[:, None, None]
+    return np.asarray(picture[None])
 
 
 @dataclass(frozen=True)
@@ -187,10 +213,6 @@ class PictureScores:
     mse: float
     psnr: float
     ssim: float
-
-    def to_json(self) -> dict[str, float]:
-        """The scores by name, as rows of a table hold them."""
-        return asdict(self)
 
 
 def score_pictures(recovered: FloatArray, original: FloatArray) -> PictureScores:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
-from niss.attacks.experiment import PRESETS, check_names
-from niss.attacks.observation import FloatArray, Observation
+from niss.attacks.estimates import FloatArray, Observation
+from niss.attacks.experiment import PRESETS
+from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import add_shares, clip_elements, clip_l2, gdp_epsilon
@@ -50,11 +51,14 @@ class SimulatedRound:
         variances = self.plan.plan.kind.variance_against(self.plan, seen.colluders)
         return float(variances[int(np.searchsorted(seen.honest, victim))])
 
+    def predicted_noise(self, victim: int) -> float:
+        """v / p^2: the same variance of the update x_k itself."""
+        return self.predicted_variance(victim) / float(self.observation.share[victim]) ** 2
+
     def predicted_error(self, victim: int) -> float:
         """sqrt(h v) / (p ||x||): the error expected of the best linear estimate, relative to the update."""
         truth = self.updates[victim]
-        variance = self.predicted_variance(victim) / float(self.observation.share[victim]) ** 2
-        return float(np.sqrt(truth.size * variance / np.sum(truth**2)))
+        return float(np.sqrt(truth.size * self.predicted_noise(victim) / np.sum(truth**2)))
 
     def predicted_fraction(self, victim: int) -> float:
         """The most of the victim's update that the accountant expects to be recovered (see `recovered_fraction`).
@@ -62,8 +66,7 @@ class SimulatedRound:
         With signal ||x||^2 / h and noise v / p^2 per coordinate, the squared cosine between the best linear
         estimate and the truth is signal / (signal + noise).
         """
-        signal = float(np.mean(self.updates[victim] ** 2))
-        noise = self.predicted_variance(victim) / float(self.observation.share[victim]) ** 2
+        signal, noise = float(np.mean(self.updates[victim] ** 2)), self.predicted_noise(victim)
         return signal / (signal + noise) if signal + noise > 0.0 else 0.0
 
 
@@ -96,13 +99,13 @@ def simulate_round(
     """
     if plan.kind.masks_uploads:
         raise ConfigError(
-            f"under {plan.method} a server sees the sum of the uploads and no single one",
+            f"under {plan.kind.name} a server sees the sum of the uploads and no single one",
             field="method",
             hint="attack a method whose uploads can be seen",
         )
     if plan.kind.carries:
         raise ConfigError(
-            f"the claim of {plan.method} is about a whole run, and a round alone shows less",
+            f"the claim of {plan.kind.name} is about a whole run, and a round alone shows less",
             field="method",
             hint="attack a method whose rounds are protected one by one",
         )
@@ -232,7 +235,7 @@ def make_setting(
 
     Raises `ConfigError` for an unknown preset, fewer than three clients, and numbers that no plan can have.
     """
-    check_names([preset], PRESETS, "--plan")
+    require_one_of(preset, PRESETS, field="--plan")
     if clients < 3:
         raise ConfigError(
             f"must be at least 3, not {clients}",

@@ -62,9 +62,9 @@ def account_command(options: AccountOptions) -> None:
             warn(f"{ledger.path}: the last line is incomplete (a crash, or a run in progress) and ignored")
     comparison = run.is_dir() and not (run / LEDGER).is_file()
     if options.plot is not None:
-        from niss.report.ledger_charts import save_ledger_chart
+        from niss.report.run_charts import ledger_charts, save_charts
 
-        save_ledger_chart(options.plot, list(ledgers.items()))
+        save_charts(options.plot, ledger_charts(list(ledgers.items())))
     if options.csv is not None:
         write_output(options.csv, _as_csv(ledgers, client, comparison=comparison).encode())
     if options.as_json:
@@ -182,7 +182,7 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
 
 def _limit_notes(ledger: LedgerFile) -> list[str]:
     """Of a node's own ledger: the limits on all its runs together, what is spent of each, and which binds."""
-    from niss.accounting.node_limits import FIRST_BUDGET, binding
+    from niss.accounting.ledger import FIRST_BUDGET, binding
     from niss.claims import rounded_up
     from niss.report.ledger import node_limits
 
@@ -210,10 +210,10 @@ def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
             one["epsilon_spent"] = None
     if client is not None:
         value["clients"] = [one for one in value["clients"] if one["client"] == client]
-        value["charges"] = [
-            {**charge, "mus": {client: charge["mus"][client]}}
-            for charge in value["charges"]
-            if client in charge["mus"]
+        value["entries"] = [
+            {**entry, "charges": {client: entry["charges"][client]}}
+            for entry in value["entries"]
+            if client in entry["charges"]
         ]
     return value
 

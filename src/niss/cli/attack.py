@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from niss.cli.errors import MissingPackageError, optional_packages
-from niss.cli.options import examples, from_options, lazy_group, option
+from niss.cli.options import examples, from_options, lazy_app, option
 from niss.cli.terminal import (
     PartProgress,
     free_folder,
@@ -49,22 +49,15 @@ def _load_app() -> typer.Typer:
     return commands
 
 
-app = typer.Typer(
-    cls=lazy_group(_load_app),
+app = lazy_app(
+    _load_app,
     help="Attack what leaves the devices, and see what an adversary gets.",
     epilog=examples(
         "niss attack joint --out runs/joint",
         "niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4",
         "niss attack audit --rounds 100000",
     ),
-    no_args_is_help=True,
-    rich_markup_mode="rich",
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Typer makes a group of an app without commands of its own only if it has a callback."""
 
 
 def execute(experiment: Experiment, output: AttackOutput) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import typer
 
 from niss.cli.errors import INTERRUPTED
+from niss.cli.terminal import STATE
 from niss.errors import ConfigError, RanksError
 
 ALL_GPUS = "cuda:all"
@@ -102,7 +103,8 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
         except KeyboardInterrupt:
             _signal(processes, signal.SIGINT)
             _wait(processes, _GRACE)
-            return _ended_by_user()
+            STATE.interruption_reported = True  # by rank 0
+            return INTERRUPTED
     finally:
         _signal(processes, signal.SIGTERM)
         _wait(processes, _GRACE)
@@ -121,13 +123,6 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
 
 def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
-
-
-def _ended_by_user() -> int:
-    from niss.cli.terminal import STATE
-
-    STATE.interruption_reported = True  # by rank 0
-    return INTERRUPTED
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -172,8 +172,11 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
     return _flag(field.name, field.metadata)
 
 
-def lazy_group(load: Callable[[], typer.Typer]) -> type[TyperGroup]:
-    """A group whose commands are made when the first of them is asked for, so that `niss --help` need not load them."""
+def lazy_app(load: Callable[[], typer.Typer], **settings: Any) -> typer.Typer:
+    """A group whose commands are made when the first of them is asked for, so that `niss --help` need not load them.
+
+    settings   its help and epilog, as in typer
+    """
 
     class LazyGroup(TyperGroup):
         _loaded: dict[str, click.Command] | None = None
@@ -188,7 +191,10 @@ def lazy_group(load: Callable[[], typer.Typer]) -> type[TyperGroup]:
         def commands(self, _: object) -> None:
             """Click sets the commands it was given; there are none."""
 
-    return LazyGroup
+    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode="rich", **settings)
+    # Typer makes a group of an app without commands of its own only if it has a callback.
+    app.callback()(lambda: None)
+    return app
 
 
 @dataclasses.dataclass(frozen=True)

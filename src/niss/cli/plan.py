@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from niss.accounting.question import PlanQuestion
+from niss.accounting.asked import PlanQuestion
 from niss.cli.options import Flags, from_options, option
 from niss.cli.terminal import print_aligned, print_json, print_sentence, width_asked, working
 from niss.errors import ConfigError
@@ -280,11 +280,8 @@ def _plot(values: dict[str, Any], path: Path) -> None:
 
     `ConfigError` where tau^2 was given, since then nothing is traded off.
     """
-    from niss.report import carried_figure, plan_figure
+    from niss.report.run_charts import plan_chart, save_charts
 
-    if values["carry"]:
-        carried_figure(values, path)
-        return
-    if not values["curve"]:
+    if not values["carry"] and not values["curve"]:
         raise ConfigError("a given tau2 has no trade-off to draw", field="--plot", hint="leave out --tau2")
-    plan_figure(values, path)
+    save_charts(path, [plan_chart(values)])

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from niss.cli.options import argument, examples, from_options, lazy_group, option
+from niss.cli.options import argument, examples, from_options, lazy_app, option
 from niss.errors import ConfigError
 
 REPRODUCE_EXAMPLES = examples(
@@ -59,23 +57,11 @@ def load_experiments() -> Any:
     return importlib.import_module("experiments.reproduce.commands")
 
 
-def _load_app() -> typer.Typer:
-    """The commands of `niss reproduce`."""
-    app: typer.Typer = load_experiments().app
-    return app
-
-
-app = typer.Typer(
-    cls=lazy_group(_load_app),
+app = lazy_app(
+    lambda: load_experiments().app,
     help="Run the paper's experiments, and those beyond it (in a checkout of the repository).",
     epilog=REPRODUCE_EXAMPLES,
-    no_args_is_help=True,
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Typer makes a group of an app without commands of its own only if it has a callback."""
 
 
 @dataclass(frozen=True)

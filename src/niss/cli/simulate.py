@@ -177,14 +177,14 @@ def compare_command(methods: Methods, source: Source, given: dict[str, Any], out
 
 def _read_plan(source: FromPlan) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings and the method of a plan; nothing where none is given."""
-    from niss.accounting.plan_settings import HINT, settings_of_plan
+    from niss.simulation.config import PLAN_HINT, settings_of_plan
 
     if source.plan is None:
         return {}, {}
     try:
         return settings_of_plan(read_json(source.plan))
     except RunFolderError as error:
-        raise ConfigError(error.message, field="--plan", hint=HINT) from None
+        raise ConfigError(error.message, field="--plan", hint=PLAN_HINT) from None
 
 
 def _check_kept(config: Config) -> None:

@@ -7,17 +7,31 @@ that are then decoded, so a `Dataset` is always exactly the published one.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from niss.data import mini
-from niss.data.catalog import CATALOG, DatasetSpec, EmbeddedLayout, SourceFile, sha256, spec_named
-from niss.data.dataset import Dataset
+import numpy as np
+
+from niss.data.catalog import (
+    CATALOG,
+    MINI_LAYOUT,
+    DatasetSpec,
+    EmbeddedLayout,
+    SourceFile,
+    sha256,
+    spec_named,
+)
+from niss.data.dataset import Arrays, Dataset
 from niss.data.download import DownloadError, Progress, bring
 from niss.data.formats import decode
 from niss.errors import DataError
+
+_REINSTALL = "reinstall niss: this file is part of the package"
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class DatasetInfo(DatasetSpec):
 
 
 def load_dataset(
-    name: str,
+    name: str | DatasetSpec,
     *,
     root: Path | None = None,
     download: bool = True,
@@ -46,7 +60,7 @@ def load_dataset(
 ) -> Dataset:
     """The dataset of that name, verified, and downloaded first where need be and `download` allows it.
 
-    name       of the catalog; `list_datasets` has them all
+    name       of the catalog, where `list_datasets` has them all; or an entry, which need not be in the catalog
     root       a folder that holds `<name>/<file>`; by default `$NISS_DATA` is searched, then the user cache
     download   whether to fetch missing files, to `root` if given, otherwise to the user cache
     progress   called with file name, bytes so far and their final number if known
@@ -54,36 +68,9 @@ def load_dataset(
     `mnist-mini` is part of the package and always at hand. Raises `ConfigError` for an unknown name and `DataError`
     for files that are missing, damaged or cannot be fetched, with what to put where.
     """
-    return load_spec(spec_named(name), root=root, download=download, progress=progress)
-
-
-def fetch_dataset(name: str, *, root: Path | None = None, progress: Progress | None = None) -> Path:
-    """Make the dataset available offline and verify it; returns the folder of its files.
-
-    Arguments and errors are those of `load_dataset`. What is already there is only verified. For the embedded
-    `mnist-mini` there is nothing to fetch, and the path is that of its file.
-    """
-    return fetch_spec(spec_named(name), root=root, progress=progress)
-
-
-def list_datasets() -> list[DatasetInfo]:
-    """All datasets, and whether and where the files of each one are on this machine. Reads none of them."""
-    return [DatasetInfo(**vars(spec), location=_location(spec)) for spec in CATALOG]
-
-
-def _location(spec: DatasetSpec) -> Path | None:
+    spec = spec_named(name) if isinstance(name, str) else name
     if isinstance(spec.layout, EmbeddedLayout):
-        return mini.mini_path()
-    local = find(spec, search_roots(None))
-    return None if local is None else local.folder
-
-
-def load_spec(
-    spec: DatasetSpec, *, root: Path | None = None, download: bool = True, progress: Progress | None = None
-) -> Dataset:
-    """`load_dataset` for a catalog entry, which may be one that is not in the catalog."""
-    if isinstance(spec.layout, EmbeddedLayout):
-        arrays, checksum = mini.read_mini()
+        arrays, checksum = read_mini()
         checksums = {spec.layout.file: checksum}
     else:
         roots = search_roots(root)
@@ -108,6 +95,33 @@ def load_spec(
     return dataset
 
 
+def fetch_dataset(
+    name: str | DatasetSpec, *, root: Path | None = None, progress: Progress | None = None
+) -> Path:
+    """Make the dataset available offline and verify it; returns the folder of its files.
+
+    Arguments and errors are those of `load_dataset`. What is already there is only verified. For the embedded
+    `mnist-mini` there is nothing to fetch, and the path is that of its file.
+    """
+    spec = spec_named(name) if isinstance(name, str) else name
+    if isinstance(spec.layout, EmbeddedLayout):
+        read_mini()
+        return mini_path()
+    return _fetch_files(spec, root, progress).folder
+
+
+def list_datasets() -> list[DatasetInfo]:
+    """All datasets, and whether and where the files of each one are on this machine. Reads none of them."""
+    return [DatasetInfo(**vars(spec), location=_location(spec)) for spec in CATALOG]
+
+
+def _location(spec: DatasetSpec) -> Path | None:
+    if isinstance(spec.layout, EmbeddedLayout):
+        return mini_path()
+    local = find(spec, search_roots(None))
+    return None if local is None else local.folder
+
+
 def _check_counts(spec: DatasetSpec, dataset: Dataset) -> None:
     """What came out of the files is what the catalog says; settings were checked against that."""
     found = (len(dataset.train_labels), len(dataset.test_labels), dataset.clients)
@@ -120,12 +134,34 @@ def _check_counts(spec: DatasetSpec, dataset: Dataset) -> None:
         )
 
 
-def fetch_spec(spec: DatasetSpec, *, root: Path | None = None, progress: Progress | None = None) -> Path:
-    """`fetch_dataset` for a catalog entry, which may be one that is not in the catalog."""
-    if isinstance(spec.layout, EmbeddedLayout):
-        mini.read_mini()
-        return mini.mini_path()
-    return _fetch_files(spec, root, progress).folder
+def _resource() -> Traversable:
+    return resources.files("niss.data") / "files" / MINI_LAYOUT.file
+
+
+def mini_path() -> Path:
+    """Where the embedded file lies."""
+    return Path(str(_resource()))
+
+
+def read_mini() -> tuple[Arrays, str]:
+    """The embedded arrays and the SHA-256 of the file, which has been checked against the catalog.
+
+    Raises `DataError` where the file is missing or damaged, with the hint to install the package anew.
+    """
+    resource = _resource()
+    try:
+        raw = resource.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {resource}: {error.strerror}", hint=_REINSTALL) from error
+    checksum = sha256(raw)
+    MINI_LAYOUT.digest.check(resource, checksum, fix=_REINSTALL)
+    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+        return Arrays(
+            train_inputs=arrays["train_images"][:, np.newaxis],
+            train_labels=arrays["train_labels"].astype(np.int64),
+            test_inputs=arrays["test_images"][:, np.newaxis],
+            test_labels=arrays["test_labels"].astype(np.int64),
+        ), checksum
 
 
 @dataclass(frozen=True)

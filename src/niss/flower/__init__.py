@@ -4,11 +4,10 @@ A transport for `niss.session`, which has the two halves of a run. Here is what 
 on the server:
 
     mod          answers a message: has it checked, trains, has the update hidden
-    state        where a client keeps its memory and its ledger
+    state        where a client keeps its memory and its ledger, and a server its run
     strategy     wraps one of Flower's strategies; a round from its side
     wrapped      what is asked of that strategy, and what it gets to see
     run_config   its settings in an app's pyproject.toml, what is refused of them, and made of the plan
-    saving       where a run is kept, to go on after the server was killed
     transport    what Flower's messages carry, on both sides
 
 The names are imported on first use, so that importing this package does not need Flower. Nothing here loads torch: an

@@ -30,7 +30,7 @@ from niss.redaction import printable
 from niss.session.limits import Limits
 from niss.session.metrics import NoisyMetrics
 from niss.session.node import Node, Training, shown
-from niss.session.requests import Reply, Request, Stage
+from niss.session.ports import Reply, Request, Stage
 from niss.tracker.coordinator import NodesTracker
 
 # Flower's own logger, so that its settings decide what is shown.

@@ -44,17 +44,8 @@ def _switch(value: Any) -> bool:
 
 
 _ROUNDS = ("rounds", "num-server-rounds")
-_PLAN: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("epsilon", "delta", "clip", "kappa", "neighbours"), float),
-    **dict.fromkeys(("colluders", "dropped", "revealed"), int),
-    "relation": str,
-}
-_CARRIED: dict[str, Callable[[Any], Any]] = {
-    "separation": int,
-    "pattern": str,
-    "dropout": float,
-    "closing": _switch,
-}
+_PLAN = ("epsilon", "delta", "clip", "kappa", "neighbours", "colluders", "dropped", "revealed", "relation")
+_CARRIED = ("separation", "pattern", "dropout", "closing")
 _STRATEGY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "mode": ("mode", str),
     "carry": ("carry", _switch),
@@ -96,10 +87,10 @@ def plan_of(settings: Mapping[str, Any]) -> Plan:
             raise ConfigError(
                 "is missing", field=name, hint=f"set {name} in [tool.flwr.app.config], or give a plan"
             )
-    values = {name: _read(name, given[name], parse) for name, parse in _PLAN.items() if name in given}
+    carry, _ = (_read(name, given.get(name, False), _switch) for name in ("carry", "closing"))
+    names = _PLAN + (_CARRIED if carry else ())
+    values = {name: given[name] for name in names if name in given}
     values["participations"] = _read(_ROUNDS[0], given[_ROUNDS[0]], int)
-    if _read("carry", given.get("carry", False), _switch):
-        values |= {name: _read(name, given[name], parse) for name, parse in _CARRIED.items() if name in given}
     if given.get("mode") == "repair":
         values = {"dropped": 1, "revealed": 1} | values
     return Plan(**values)
@@ -122,10 +113,10 @@ def carrying(plan: Plan) -> Plan:
     Everyone shares with everyone, so that delta does not have to pay for unlucky graphs.
     """
     if plan.kind.carries:
-        return replace(plan, on_grid=True)
+        return plan
     if plan.kind.carrying is None:
         raise ConfigError(
-            f"{plan.method} has no noise that could be carried to the next round", field="carry"
+            f"{plan.kind.name} has no noise that could be carried to the next round", field="carry"
         )
     if plan.separation < 2:
         raise ConfigError(
@@ -140,7 +131,6 @@ def carrying(plan: Plan) -> Plan:
         plan,
         method=kind.name,
         participations=max(plan.participations, math.ceil(plan.planned_rounds / plan.separation)),
-        on_grid=True,
         **usual | {"graph": "complete"},
     )
 

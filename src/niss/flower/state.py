@@ -1,8 +1,9 @@
-"""What a client keeps between messages: its identity, the protocol's memory, what it agreed to, what it spent.
+"""Where both sides keep what must not be forgotten: a client between messages, a server from round to round.
 
-Flower gives a ClientApp one durable thing, the Context of a run, and in a deployment saves it only after the reply
-has left: a crash in between brings back an old Context. A node that has a folder of its own (`niss-state`) does not
-depend on the Context. There everything is on disk before anything is sent, and one budget holds for all runs together:
+**Client.** Its identity, the protocol's memory, what it agreed to, what it spent. Flower gives a ClientApp one durable
+thing, the Context of a run, and in a deployment saves it only after the reply has left: a crash in between brings back
+an old Context. A node that has a folder of its own (`niss-state`) does not depend on the Context. There everything is
+on disk before anything is sent, and one budget holds for all runs together:
 
     identity.key   the identity, as `niss keys new` makes it; made at first use where there is none
     notes          the `ClientState`: protocol memory with its one-time keys, and what was agreed to; mode 0600
@@ -15,36 +16,74 @@ are noticed and refused. Nothing here notices a copy of the whole folder; agains
 
 A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
 marginal view, the number of charges, and what their grids cost in delta.
+
+**Server.** The run, so that it goes on after the ServerApp or the SuperLink was killed.
+`ServerFolder` is a folder for the server alone (mode 0700, its files 0600):
+
+    state.json   the run: proposal, members, what is held against them, the account, metrics, and which rounds are done;
+                 secrets among it: the server's key where it has no key file, and where there is no tracker the
+                 beacon holder's key and the seed of the chain
+    arrays-N.npz the model after round N, and the moments of the wrapped strategy
+
+The arrays are written before the state that names them, each file whole or not at all, so a kill at any moment leaves a
+state and the arrays that belong to it.
+
+Saved is: when the run begins, before anyone is asked to join it; when a round is opened, before anyone is asked to
+answer it; when its sum is in the model; and with the metrics that follow. `niss.session.server` says why nothing is
+charged twice. Clients enrol again under the same proposal, which costs them nothing, and are known by their identity.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
-from niss.accounting import ChargeableLedger, Ledger, LedgerFile
-from niss.errors import ConfigError, LocalProtocolError, PrivacyError
-from niss.files import LEDGER, LIMITS, PRIVATE, locked_folder, read_private, write_atomically
+from niss.accounting import Charge, ChargeableLedger, Ledger, LedgerFile, LedgerHeader
+from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RunFolderError
+from niss.files import (
+    LEDGER,
+    LIMITS,
+    PRIVATE,
+    lock_file,
+    locked_folder,
+    parse_json,
+    read_private,
+    write_atomically,
+)
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
-from niss.session.limits import Budget, Ceiling
-from niss.session.store import SELF, ClientState, MemoryStore, Store, require_room
+from niss.session.limits import Budget, Spent
+from niss.session.node import SELF, ClientState, MemoryStore, Store
 
+LOG = logging.getLogger("flwr")
 RECORD = "niss"
 OWN_KEY, NOTES = "identity.key", "notes"
 _START_ANEW = (
     "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
 )
 _CONTEXT = {"identity", "notes", "joint", "marginal", "charges", "failures", "budget"}
+_STATE, _VERSION = "state.json", 1
+_DAMAGED = "restore the folder from a copy, or start a new run in a new one"
+# What Flower's strategies that average carry from round to round: FedAdam, FedYogi and FedAdagrad, and FedAvgM.
+_MOMENTS = ("m_t", "v_t", "momentum_vector")
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+Named = dict[str, NDArray[Any]]
+MetricsByRound = dict[str, dict[int, MetricRecord]]
+"""By kind (`train`, `evaluate`, `server`) and round."""
 
 
 class ContextStore(MemoryStore):
@@ -69,6 +108,7 @@ class ContextStore(MemoryStore):
 
     def save(self) -> None:
         super().save()
+        first = self.budget
         self._context.state[RECORD] = ConfigRecord(
             {
                 "identity": bytes(self.identity.secret_bytes()),
@@ -77,7 +117,7 @@ class ContextStore(MemoryStore):
                 "marginal": float(self.charged.marginal_squared[0]),
                 "charges": int(self.charged.participations[0]),
                 "failures": self.failures,
-                "budget": [] if self.budget is None else list(astuple(self.budget)),
+                "budget": [] if first is None else [first.mu, first.delta, first.delta_failure],
             }
         )
 
@@ -122,7 +162,10 @@ class FolderStore(Store):
             self._ledger.chmod(PRIVATE)
         _require_private(self._ledger, "600")
         ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
-        if any(not {"failure", "notes"} <= entry.basis.keys() for entry in ledger.entries):
+        paid = all(
+            SELF in entry.charges and entry.charges[SELF].grid_delta is not None for entry in ledger.entries
+        )
+        if not paid or any("notes" not in entry.basis for entry in ledger.entries):
             raise PrivacyError(
                 f"{self._ledger} has charges that this version of niss did not write", hint=_START_ANEW
             )
@@ -137,26 +180,24 @@ class FolderStore(Store):
         path = self._folder / NOTES
         write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{NOTES}.new")
 
-    def spent(self, budget: Budget) -> tuple[float, float, Budget]:
+    def spent(self, budget: Budget) -> Spent:
         if not self._ledger.exists():
-            return 0.0, self.state.failures, budget
+            return Spent(0.0, self.state.failures, budget)
         return self.spent_by(LedgerFile.read(self._ledger))
 
-    def spent_by(self, ledger: LedgerFile) -> tuple[float, float, Budget]:
+    def spent_by(self, ledger: LedgerFile) -> Spent:
         """`spent`, of a ledger that is open."""
         header, mu = ledger.header, ledger.budget(SELF)
         first = Budget(math.inf if mu is None else mu, header.delta, header.delta_failure)
-        grids = math.fsum(float(entry.basis["failure"]) for entry in ledger.entries)
-        return ledger.spent(SELF) ** 2, grids + self.state.failures, first
+        grids = math.fsum(entry.charges[SELF].grid_delta or 0.0 for entry in ledger.entries)
+        return Spent(ledger.spent(SELF) ** 2, grids + self.state.failures, first)
 
-    def ledger(
-        self, run: str, relation: str, budget: Budget, ceiling: Ceiling | None = None
-    ) -> ChargeableLedger:
-        limits = {} if ceiling is None else {**asdict(ceiling), "failures": self.state.failures}
+    def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
+        limits = {} if budget.ceiling is None else {**asdict(budget.ceiling), "failures": self.state.failures}
         path, text = self._folder / LIMITS, (json.dumps(limits) + "\n").encode()
         if not path.exists() or path.read_bytes() != text:
             write_atomically(path, text)
-        return _FolderLedger(self, self._ledger, run, relation, budget, ceiling)
+        return _FolderLedger(self, self._ledger, run, relation, budget)
 
 
 @dataclass(frozen=True)
@@ -168,10 +209,9 @@ class _FolderLedger:
     run: str
     relation: str
     budget: Budget
-    ceiling: Ceiling | None
 
     def charge(
-        self, round: int, attempt: int, mus: Mapping[str, tuple[float, float]], basis: Mapping[str, Any]
+        self, round: int, attempt: int, charges: Mapping[str, Charge], basis: Mapping[str, Any]
     ) -> None:
         state = self.store.state
         with self._open() as ledger:
@@ -190,10 +230,9 @@ class _FolderLedger:
                     f"{self.path} was started without a budget, so it can promise nothing",
                     hint="use a new niss-state folder, with a new identity; what left before stays uncovered",
                 )
-            spent = self.store.spent_by(ledger)
-            grid = require_room(spent, self.budget, self.ceiling, mus[SELF][0], basis)
-            noted = {"failure": grid, "notes": state.saves}
-            ledger.charge(len(ledger.entries), 0, mus, {**basis, **this, **noted})
+            charge = self.store.spent_by(ledger).require_room(self.budget, charges[SELF])
+            basis = {**basis, **this, "notes": state.saves}
+            ledger.charge(len(ledger.entries), 0, {SELF: charge}, basis)
             state.ledger = ledger.head
         self.store.save()
 
@@ -203,12 +242,13 @@ class _FolderLedger:
             return LedgerFile.open(self.path)
         ledger = LedgerFile.create(
             self.path,
-            run="all runs of this node",
-            budgets={SELF: self.budget.mu if math.isfinite(self.budget.mu) else None},
-            delta=self.budget.delta,
-            unit="client",
-            relation=self.relation,
-            delta_failure=self.budget.delta_failure,
+            LedgerHeader(
+                run="all runs of this node",
+                budgets={SELF: self.budget.mu if math.isfinite(self.budget.mu) else None},
+                delta=self.budget.delta,
+                relation=self.relation,
+                delta_failure=self.budget.delta_failure,
+            ),
         )
         self.path.chmod(PRIVATE)  # Until now nobody else could reach it: the folder is private.
         return ledger
@@ -222,19 +262,192 @@ def _require_private(path: Path, wanted: str) -> None:
         )
 
 
+def _make_folder(folder: Path, field: str) -> None:
+    """Make a folder that does not exist, for its owner alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(folder, os.O_RDONLY))  # As it is opened when it is locked.
+    except OSError as error:
+        raise ConfigError(f"cannot use {folder}: {error.strerror}", field=field) from None
+
+
 @contextmanager
 def open_store(context: Context, folder: Path | None) -> Iterator[Store]:
     """The store in `folder`, while no other process uses it, or in the Context where there is no folder.
 
     A folder that does not exist is made, for its owner alone.
     """
-    with ExitStack() as stack:
-        if folder is None:
-            yield ContextStore(context)
-            return
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stack.enter_context(locked_folder(folder))
-        except OSError as error:
-            raise ConfigError(f"cannot use {folder}: {error.strerror}", field="niss-state") from None
+    if folder is None:
+        yield ContextStore(context)
+        return
+    _make_folder(folder, "niss-state")
+    with locked_folder(folder):
         yield FolderStore(folder)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A run as it was saved.
+
+    done      rounds that are over
+    session   `Session.to_json`
+    metrics   so far
+    model     after the last round that is done
+    """
+
+    done: int
+    session: dict[str, Any]
+    metrics: MetricsByRound
+    model: ArrayRecord
+
+
+class ServerFolder:
+    """Where a run is saved; made for its owner alone, and refused where others can enter it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.expanduser()
+        _make_folder(self._folder, "resume")
+        _require_private(self._folder, "700")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other servers out of the folder: two that go on with one run would open the same rounds."""
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            lock_file(descriptor, wait=False)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ConfigError(
+                f"another server is running in {self._folder}", field="resume", hint="stop it first"
+            ) from None
+        except OSError:
+            pass  # Some network disks lock no folders.
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def identity(self) -> SecretBytes | None:
+        """The secret of the server's identity, where it was saved here."""
+        values = self._values()
+        secret = None if values is None else values["identity"]
+        return None if secret is None else SecretBytes(bytes.fromhex(secret))
+
+    def load(self, rounds: int, inner: Strategy) -> Saved | None:
+        """The run that was saved here, None where there is none; `ConfigError` if it is not one of so many rounds.
+
+        The wrapped strategy is given back what it carries from round to round.
+        """
+        if not type(inner).__module__.startswith("flwr."):
+            LOG.warning(
+                "niss: of what %s carries from round to round, %s are saved, and nothing else",
+                type(inner).__name__,
+                ", ".join(_MOMENTS),
+            )
+        values = self._values()
+        if values is None:
+            return None
+        if values["rounds"] != rounds:
+            raise ConfigError(
+                f"the saved run is one of {values['rounds']} rounds, not {rounds}",
+                field="resume",
+                hint="give the number of rounds of that run, or a new folder",
+            )
+        try:
+            model, moments = _unpack((self._folder / values["arrays"]).read_bytes(), values["layout"])
+            metrics = {
+                kind: {int(number): MetricRecord(record) for number, record in records.items()}
+                for kind, records in values["metrics"].items()
+            }
+            saved = Saved(int(values["done"]), values["session"], metrics, model)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(
+                f"the run saved in {self._folder} is damaged ({type(error).__name__})", hint=_DAMAGED
+            ) from None
+        for attribute, value in moments.items():
+            setattr(inner, attribute, value)
+        return saved
+
+    def write_arrays(self, done: int, model: ArrayRecord, inner: Strategy) -> dict[str, Any]:
+        """Write model and moments after so many rounds; returns what `write` must be given of them."""
+        content, layout = _pack(model, inner)
+        name = f"arrays-{done}.npz"
+        write_atomically(self._folder / name, content, temporary=self._folder / ".arrays.new")
+        return {"arrays": name, "layout": layout}
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Replace the state, and remove the arrays that it does not name."""
+        text = SecretBytes(json.dumps({"version": _VERSION, **values}).encode())
+        write_atomically(self._folder / _STATE, text, temporary=self._folder / ".state.new")
+        for path in self._folder.glob("arrays-*.npz"):
+            if path.name != values["arrays"]:
+                path.unlink(missing_ok=True)
+
+    def _values(self) -> dict[str, Any] | None:
+        path = self._folder / _STATE
+        try:
+            text = SecretBytes(read_private(path))
+        except FileNotFoundError:
+            return None
+        values = _parsed(text)
+        if values is None:
+            raise RunFolderError(
+                f"{path} is damaged, or was written by another version of niss", hint=_DAMAGED
+            )
+        return values
+
+
+def saved_or_new(folder: ServerFolder | None) -> Identity:
+    """The server's identity: the one that the run in the folder began with, or a new one."""
+    secret = None if folder is None else folder.identity()
+    return Identity.generate(os.urandom) if secret is None else Identity(secret)
+
+
+def _parsed(text: SecretBytes) -> dict[str, Any] | None:
+    try:
+        values = parse_json(text.decode())
+        return values if values["version"] == _VERSION else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _pack(model: ArrayRecord, inner: Strategy) -> tuple[bytes, dict[str, Any]]:
+    """The arrays in numpy's own format, numbered, and their names."""
+    arrays = [array.numpy() for array in model.values()]
+    layout: dict[str, Any] = {"model": list(model)}
+    for attribute in _MOMENTS:
+        value = getattr(inner, attribute, None)
+        if isinstance(value, dict):
+            layout[attribute] = list(value)
+            arrays += value.values()
+        elif isinstance(value, list):
+            layout[attribute] = len(value)
+            arrays += value
+    file = io.BytesIO()
+    numbered: dict[str, Any] = {str(number): np.asarray(array) for number, array in enumerate(arrays)}
+    np.savez(file, **numbered)
+    return file.getvalue(), layout
+
+
+def _unpack(
+    content: bytes, layout: dict[str, Any]
+) -> tuple[ArrayRecord, dict[str, Named | list[NDArray[Any]]]]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = iter([file[str(number)] for number in range(len(file.files))])
+    model = ArrayRecord({name: Array(next(arrays)) for name in layout["model"]})
+    moments: dict[str, Named | list[NDArray[Any]]] = {}
+    for attribute in _MOMENTS:
+        names = layout.get(attribute)
+        if isinstance(names, int):
+            moments[attribute] = [next(arrays) for _ in range(names)]
+        elif names is not None:
+            moments[attribute] = {name: next(arrays) for name in names}
+    return model, moments
+
+
+def plain(metrics: MetricsByRound) -> dict[str, dict[str, dict[str, Any]]]:
+    """By kind and round, as JSON holds it."""
+    return {
+        kind: {str(number): dict(record) for number, record in records.items()}
+        for kind, records in metrics.items()
+    }

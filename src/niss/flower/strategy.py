@@ -41,7 +41,7 @@ from niss.flower.run_config import (
     prepared,
     strategy_options,
 )
-from niss.flower.saving import Evaluate, MetricsByRound, ServerFolder, plain, saved_or_new
+from niss.flower.state import Evaluate, MetricsByRound, ServerFolder, plain, saved_or_new
 from niss.flower.transport import (
     METRICS,
     RECORD,
@@ -70,11 +70,10 @@ from niss.flower.wrapped import (
 )
 from niss.protocol import load_coalition, load_identity
 from niss.runs import RoundRecord
-from niss.session.coordinator import Coordinator, Relay
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
+from niss.session.ports import Coordinator, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup, check_mode, plan_values, read_proposal
-from niss.session.requests import Reply, Request, Stage, drive
-from niss.session.server import Session
+from niss.session.server import Session, drive
 from niss.tracker.coordinator import Tracked
 
 LOG = logging.getLogger("flwr")
@@ -104,7 +103,7 @@ class NissStrategy(Strategy):
     coalition      file with the identities that may take part
     report         file to write the statement and what happened in each round to, as JSON; after every round
     resume         folder to save the run in after every round, and to go on from if a run is saved there already
-                   (`niss.flower.saving`); private, as secrets of the server are in it
+                   (`niss.flower.state`); private, as secrets of the server are in it
     stage_timeout  seconds to wait for answers that need no training
     metrics        by name the ranges (least, greatest) of metrics of `train` that travel inside the uploads, hidden and
                    charged with them; a node that has not agreed to them in its `NissMod` does not join
@@ -388,7 +387,7 @@ class NissStrategy(Strategy):
             return self.inner.aggregate_train(number, results)
         mean, hidden = session.mean(total, record)
         metrics = mean_metrics([values for node, values in clear.items() if str(node) not in record.lost])
-        session.books.clear_metrics |= set(metrics)
+        session.state.clear_metrics |= set(metrics)
         metrics.update(hidden)
         metrics[weight_of(self.inner)] = 1
         content = RecordDict({self._array_key: self._model.moved_by(mean), METRICS: metrics})
@@ -407,7 +406,7 @@ class NissStrategy(Strategy):
         number = self._before + server_round
         messages = list(self.inner.configure_evaluate(number, arrays, config, grid))
         if self._begun is not None:
-            self._begun.books.evaluations += len(messages)
+            self._begun.state.evaluations += len(messages)
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

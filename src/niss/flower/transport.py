@@ -1,6 +1,6 @@
 """NISS in Flower's messages: one record beside, or instead of, what the app itself sends.
 
-Everything is a Flower message of type `train` with a stage (`niss.session.requests`), because a mod only sees the
+Everything is a Flower message of type `train` with a stage (`niss.session.ports`), because a mod only sees the
 actions that an app registered. The record `niss` of a message has the request; the record `niss-upload` of the answer
 has the reply's body, and a round's request goes beside the app's own records.
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.redaction import printable
-from niss.session.requests import NO_REPLY, Reply, Request, Stage, in_words
+from niss.session.ports import NO_REPLY, Reply, Request, Stage, in_words
 from niss.version import __version__
 
 RECORD = "niss"

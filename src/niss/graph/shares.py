@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -19,7 +20,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
-from niss.graph.beacon import BeaconStream, disjoint_derangements
 
 # Weights balance to this relative precision; two parties on unlike machines may differ in the last bits.
 BALANCE_TOLERANCE = 1e-9
@@ -30,16 +30,49 @@ FloatArray = NDArray[np.float64]
 Sizes = int | tuple[int, int]
 
 
+class BeaconStream:
+    """Public pseudo-random integers: SHAKE-256 over (beacon, purpose, size, counter)."""
+
+    def __init__(self, beacon: bytes, purpose: str, size: int) -> None:
+        if not isinstance(beacon, bytes):
+            raise ConfigError(f"must be bytes, not {type(beacon).__name__}", field="beacon")
+        seed = hashlib.sha256(beacon).digest() + size.to_bytes(8, "little") + purpose.encode()
+        self._seed = b"niss.graph.v1" + seed
+        self._counter = 0
+        self._words = np.empty(0, dtype=np.uint64)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` uniform 64-bit words."""
+        while self._words.size < count:
+            counter = self._counter.to_bytes(8, "little")
+            block = hashlib.shake_256(self._seed + counter).digest(8 * 1024)
+            self._counter += 1
+            self._words = np.concatenate([self._words, np.frombuffer(block, dtype="<u8").astype(np.uint64)])
+        taken, self._words = self._words[:count], self._words[count:]
+        return taken
+
+    def permutation(self, count: int) -> IntArray:
+        """A random permutation: the order of `count` 64-bit keys (ties: probability < count^2 / 2^65)."""
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+    def below(self, limit: int) -> int:
+        """A uniform integer in [0, limit), by rejection."""
+        usable = 2**64 - 2**64 % limit
+        while True:
+            word = int(self.words(1)[0])
+            if word < usable:
+                return word % limit
+
+
 class ShareGraph:
     """A weighted directed graph; edge (a, b, c): `a` sends `c` unit shares to `b`.
 
     Within a round of `size` clients nobody sends a share to itself. With two sizes it leads from the clients of one
     round to those of the next: `a` adds shares to its upload that `b` takes out of its own, one round later.
 
-    Parallel edges are merged into one share of the summed weight, edges are kept sorted, and the
-    object never changes. The constructors `regular`, `complete`, `random` and `coalition` make the
-    graphs the mechanism uses; any other is given edge by edge. Two graphs are equal if their edges are. The edges of a
-    complete graph are only written out where they are asked for.
+    Parallel edges are merged into one share of the summed weight, edges are kept sorted, and the object never changes.
+    The constructors `regular`, `complete`, `random` and `coalition` make the graphs the mechanism uses; any other is
+    given edge by edge. Two graphs are equal if their edges are. A complete graph has its edges written out on demand.
 
     size, sizes, kind           number of clients at which edges begin; and also at which they end; the constructor
     between                     whether it leads to the next round
@@ -55,12 +88,12 @@ class ShareGraph:
     def __init__(self, size: Sizes, edges: Iterable[tuple[int, int, float]], *, kind: str = "given") -> None:
         rows = list(edges)
         try:
-            senders = np.array([operator.index(row[0]) for row in rows], dtype=np.int64)
-            receivers = np.array([operator.index(row[1]) for row in rows], dtype=np.int64)
+            ends = [(operator.index(sender), operator.index(receiver)) for sender, receiver, _ in rows]
         except TypeError:
             raise ConfigError("clients are named by whole numbers", field="edges") from None
-        weights = np.array([row[2] for row in rows], dtype=np.float64)
         self._shape(size, kind)
+        weights = np.array([weight for _, _, weight in rows], dtype=np.float64)
+        senders, receivers = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         self._merge(senders, receivers, weights)
 
     @classmethod
@@ -85,10 +118,8 @@ class ShareGraph:
         if senders.size:
             low = min(senders.min(), receivers.min())
             if low < 0 or senders.max() >= first or receivers.max() >= second:
-                found = f"{low} to {max(senders.max(), receivers.max())}"
-                raise ConfigError(
-                    f"clients are numbered 0 to {max(first, second) - 1}, not {found}", field="edges"
-                )
+                last, found = max(first, second) - 1, f"{low} to {max(senders.max(), receivers.max())}"
+                raise ConfigError(f"clients are numbered 0 to {last}, not {found}", field="edges")
             if not self.between and np.any(senders == receivers):
                 raise ConfigError("a client cannot send a share to itself", field="edges")
             if not np.all(np.isfinite(weights)) or weights.min() <= 0.0:
@@ -145,7 +176,7 @@ class ShareGraph:
         neighbours = _neighbours(size, degree)
         stream = BeaconStream(beacon, "regular.v2", size)
         if shares is None:
-            senders, receivers = disjoint_derangements(size, neighbours, stream)
+            senders, receivers = _disjoint_derangements(size, neighbours, stream)
             weights = np.full(senders.size, float(degree) / neighbours)
         else:
             senders, receivers, weights = _balanced_edges(neighbours, _share_vector(shares, size), stream)
@@ -192,11 +223,8 @@ class ShareGraph:
         parts = []
         for number, group in enumerate(groups):
             if len(group) < 2:
-                raise ConfigError(
-                    f"group {number} has {len(group)} clients",
-                    field="groups",
-                    hint="a group needs two or more",
-                )
+                few = f"group {number} has {len(group)} clients"
+                raise ConfigError(few, field="groups", hint="a group needs two or more")
             names = np.asarray(group, dtype=np.int64)
             inner = cls.regular(
                 len(group),
@@ -340,6 +368,47 @@ def _edges_except(absent: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
     return senders.astype(np.int64), receivers.astype(np.int64)
 
 
+def _disjoint_derangements(size: int, degree: int, stream: BeaconStream) -> tuple[IntArray, IntArray]:
+    """Numbers and images of `degree` permutations without fixed points that share no pair."""
+    if degree > (size - 1) // 2:
+        # The complement of a simple regular graph is one too, and sparse graphs are quick to draw.
+        absent = np.eye(size, dtype=bool)
+        absent[_disjoint_derangements(size, size - 1 - degree, stream)] = True
+        return _edges_except(absent)
+    forbidden = {client * size + client for client in range(size)}
+    permutations = []
+    for _ in range(degree):
+        images = _permutation_avoiding(forbidden, size, stream)
+        forbidden.update((np.arange(size) * size + images).tolist())
+        permutations.append(images)
+    none = np.empty(0, dtype=np.int64)
+    return np.tile(np.arange(size, dtype=np.int64), degree), np.concatenate([none, *permutations])
+
+
+def _permutation_avoiding(forbidden: set[int], size: int, stream: BeaconStream) -> IntArray:
+    """A random permutation that uses no forbidden (client, image) pair: random swaps mend a random start.
+
+    One exists whenever the pairs left form a regular bipartite graph (Koenig), which they do here.
+    """
+    while True:
+        images = stream.permutation(size).tolist()
+        pending = [client for client in range(size) if client * size + images[client] in forbidden]
+        # In a random order: relabelling the clients must not change the law of the graph, on which claims about
+        # colluders among a client's neighbours rest (`niss.views.collusion`).
+        pending = [pending[place] for place in stream.permutation(len(pending)).tolist()]
+        tries = 0
+        while pending and tries < 64 * size:
+            tries += 1
+            client, other = pending[-1], stream.below(size)
+            mine, theirs = images[client], images[other]
+            if client * size + theirs in forbidden or other * size + mine in forbidden:
+                continue
+            images[client], images[other] = theirs, mine
+            pending = [left for left in pending[:-1] if left * size + images[left] in forbidden]
+        if not pending:
+            return np.asarray(images, dtype=np.int64)
+
+
 def _balanced_edges(
     fewest: int, shares: FloatArray, stream: BeaconStream
 ) -> tuple[IntArray, IntArray, FloatArray]:
@@ -383,9 +452,7 @@ def _edges_of_degrees(degrees: IntArray, stream: BeaconStream) -> tuple[IntArray
     senders = np.repeat(np.arange(size, dtype=np.int64), degrees)
     receivers = senders[stream.permutation(senders.size)]
     codes = (senders * size + receivers).tolist()
-    counts: dict[int, int] = {}
-    for code in codes:
-        counts[code] = counts.get(code, 0) + 1
+    counts = Counter(codes)
 
     def faulty(code: int) -> bool:
         return code // size == code % size or counts[code] > 1
@@ -399,11 +466,10 @@ def _edges_of_degrees(degrees: IntArray, stream: BeaconStream) -> tuple[IntArray
                 codes[place] // size * size + codes[other] % size,
                 codes[other] // size * size + codes[place] % size,
             )
-            if swapped[0] == swapped[1] or any(c // size == c % size or counts.get(c, 0) for c in swapped):
+            if swapped[0] == swapped[1] or any(c // size == c % size or counts[c] for c in swapped):
                 continue
-            for old, new in zip((codes[place], codes[other]), swapped, strict=True):
-                counts[old] -= 1
-                counts[new] = counts.get(new, 0) + 1
+            counts.subtract((codes[place], codes[other]))
+            counts.update(swapped)
             codes[place], codes[other] = swapped
     edges = np.array(sorted({code for code in codes if code // size != code % size}), dtype=np.int64)
     return edges // size, edges % size

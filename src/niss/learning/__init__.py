@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.cohort import Cohort, Job, choose_device
-from niss.learning.flat import FlatLayout
 from niss.learning.local import (
     Evaluation,
+    FlatLayout,
     LocalTraining,
     batch_order,
     evaluate,

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from niss.checks import require_real, require_whole
 from niss.errors import ConfigError
-from niss.learning.flat import FlatLayout
 from niss.learning.local import (
+    FlatLayout,
     batch_statistics_layers,
     borrowed,
     mean_loss,

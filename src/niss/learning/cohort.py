@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from niss.checks import require_whole
 from niss.errors import ConfigError
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
-from niss.learning.flat import FlatLayout
-from niss.learning.local import Evaluation, LocalTraining, require_samples, train_client
+from niss.learning.local import Evaluation, FlatLayout, LocalTraining, require_samples, train_client
 from niss.learning.models import Cnn, Mlp, recognise
 from niss.randomness import SimStream
 

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from niss.errors import ConfigError, NissError
@@ -81,6 +80,7 @@ class Deployment:
     folder       where everything is made
     home         Flower's own folder in it
     environment  what every process is started with
+    report       the file that the ServerApp writes its report to, `saved_run` the folder in which it saves the run
     processes    all that were started, to be stopped or killed one by one
     nodes        the SuperNodes by number
     tracker      the tracker's process, where there is one
@@ -118,10 +118,14 @@ class Deployment:
         scratch = folder if passing else None
         self.processes = Processes(folder / "logs", self.environment, scratch=scratch)
         self.nodes: dict[int, Started] = {}
-        self.certificates: Certificates | None = None
+        self.certificates = Certificates.in_folder(self._keys) if settings.tls else None
+        self._authority = None if self.certificates is None else str(self.certificates.authority)
+        self._coalition = folder / "coalition.toml"
+        self.report, self.saved_run = folder / "report.json", folder / "server"
         before = find_json(folder / _FEDERATION)
         self.port = free_port()
         self.tracker_port = free_port() if before is None else int(before["tracker_port"])
+        self.tracker_address = f"{'https' if settings.tls else 'http'}://127.0.0.1:{self.tracker_port}"
         self._node_ports = {number: free_port() for number in range(settings.nodes)}
         self.tracker: Started | None = None
         self._holder = ""
@@ -138,26 +142,13 @@ class Deployment:
                     self._register(number)
                 self.start_node(number)
         except BaseException:
-            self.processes.__exit__(*sys.exc_info())
+            self.processes.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._say("taking everything down")
-        self.processes.__exit__(kind, error, trace)
-
-    @property
-    def tracker_address(self) -> str:
-        """The tracker's URL, for the server and for the nodes."""
-        scheme = "http" if self.certificates is None else "https"
-        return f"{scheme}://127.0.0.1:{self.tracker_port}"
-
-    @property
-    def report(self) -> Path:
-        """The file that the ServerApp writes its report to."""
-        return self.folder / "report.json"
+        self.processes.__exit__()
 
     def state_folder(self, number: int) -> Path:
         """The `niss-state` folder of a node: its identity, its protocol memory and its ledger."""
@@ -186,27 +177,19 @@ class Deployment:
         self._say(f"node {number} started")
         return self.nodes[number]
 
-    @property
-    def saved_run(self) -> Path:
-        """The folder in which the ServerApp saves the run."""
-        return self.folder / "server"
-
     def run_config(self, more: Mapping[str, Any]) -> str:
         """The run configuration that tells an app where its keys are, with the settings in `more` added to it.
 
         The names are those of the example's `[tool.flwr.app.config]`.
         """
-        values: dict[str, Any] = {
+        values = {
             "server-key": str(self._keys / "server.key"),
             "report": str(self.report),
             "min-nodes": self.settings.nodes,
+            "coalition": str(self._coalition) if self.settings.pinned else None,
+            "tracker": self.tracker_address if self.settings.tracker else None,
+            "tracker-ca": self._authority if self.settings.tracker else None,
         }
-        if self.settings.pinned:
-            values["coalition"] = str(self.folder / "coalition.toml")
-        if self.settings.tracker:
-            values["tracker"] = self.tracker_address
-            if self.certificates is not None:
-                values["tracker-ca"] = str(self.certificates.authority)
         return _toml_pairs(values | dict(more))
 
     def submit(self, app: Path, more: Mapping[str, Any]) -> str:
@@ -259,19 +242,16 @@ class Deployment:
 
     def _make_keys(self) -> None:
         """Write certificates, identities, the coalition file, and where `flwr` finds the SuperLink."""
-        trust = "insecure = true"
-        if self.settings.tls:
-            self.certificates = Certificates.in_folder(self._keys)
-            if not self.certificates.key.exists():
-                make_certificates(self._keys, datetime.datetime.now(datetime.UTC))
-            trust = f'root-certificates = "{self.certificates.authority}"'
+        trust = "insecure = true" if self._authority is None else f'root-certificates = "{self._authority}"'
+        if self.certificates is not None and not self.certificates.key.exists():
+            make_certificates(self._keys, datetime.datetime.now(datetime.UTC))
         self.server_key = _identity(self._keys / "server.key")
         members = [
             f'[[members]]\nname = "node {number}"\n'
             f'identity = "{_identity(self.state_folder(number) / "identity.key")}"\n'
             for number in range(self.settings.nodes)
         ]
-        (self.folder / "coalition.toml").write_text("\n".join(members))
+        self._coalition.write_text("\n".join(members))
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{NAME}"\n\n'
             f'[superlink.{NAME}]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
@@ -281,19 +261,16 @@ class Deployment:
 
     def _node_config(self, number: int) -> str:
         """The node configuration: which part of the data it has, and what it pins (`niss.flower.Limits`)."""
-        values: dict[str, Any] = {
+        pinned = self.settings.pinned
+        values = {
             "partition-id": number,
             "num-partitions": self.settings.nodes,
             "niss-state": str(self.state_folder(number)),
+            "niss-server": self.server_key if pinned else None,
+            "niss-coalition": str(self._coalition) if pinned else None,
+            "niss-holder": (self._holder or None) if pinned else None,
+            "niss-tracker-ca": self._authority if self.settings.tracker else None,
         }
-        if self.settings.pinned:
-            values |= {
-                "niss-server": self.server_key,
-                "niss-coalition": str(self.folder / "coalition.toml"),
-                "niss-holder": self._holder or None,
-            }
-        if self.settings.tracker and self.certificates is not None:
-            values["niss-tracker-ca"] = str(self.certificates.authority)
         return _toml_pairs(values | dict(self.settings.node_options.get(number, {})))
 
     def _tls_options(self) -> list[str | Path]:

@@ -4,9 +4,16 @@
 """
 
 from niss.mechanism.clipping import clip_elements, clip_l2, l2_norm, require_finite
-from niss.mechanism.gaussian import MECHANISMS, gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
+from niss.mechanism.gaussian import (
+    MECHANISMS,
+    gaussian_sigma,
+    gdp_delta,
+    gdp_epsilon,
+    gdp_mu,
+    poisson_epsilon,
+    poisson_multiplier,
+)
 from niss.mechanism.grid import Grid, centred, discretisation_delta
-from niss.mechanism.sampled import poisson_epsilon, poisson_multiplier
 from niss.mechanism.shares import (
     DISTORTIONS,
     Distortion,

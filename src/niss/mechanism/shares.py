@@ -159,7 +159,7 @@ def share_counts(variance: ArrayLike, unit_variance: float) -> FloatArray:
 
 
 def add_shares(
-    uploads: NDArray[np.floating[Any]],
+    uploads: Rows,
     edges: Edges,
     *,
     unit_variance: float,
@@ -168,7 +168,7 @@ def add_shares(
     stream: SimStream,
     keep_factors: bool = False,
     rows: NDArray[np.int64] | None = None,
-) -> NDArray[np.floating[Any]] | None:
+) -> Rows | None:
     """Add a round's simulated shares and their distortion to `uploads` (m x h), in place.
 
     Streams edge by edge, block by block: memory beyond `uploads` is a few blocks, never v x h. Every edge draws
@@ -193,7 +193,7 @@ def add_shares(
     rows, coordinates = np.arange(clients) if rows is None else rows, uploads.shape[1]
     if not math.isfinite(unit_variance) or unit_variance < 0.0:
         raise ConfigError(f"must be finite and not negative, not {unit_variance!r}", field="unit_variance")
-    tau = np.sqrt(_per_client(tau2, clients, "tau2"))
+    tau = np.sqrt(per_client(tau2, clients, "tau2"))
     kind = distortion_named(distortion)
     dtype = uploads.dtype
     if kind.additive:
@@ -242,7 +242,7 @@ def add_shares(
 
 
 def _add_undistorted(
-    uploads: NDArray[np.floating[Any]],
+    uploads: Rows,
     rows: NDArray[np.int64],
     edges: Edges,
     unit_variance: float,
@@ -263,7 +263,7 @@ def _add_undistorted(
             uploads[takers[number], place] -= share
 
 
-def add_gaussian(vector: NDArray[np.floating[Any]], deviation: float, stream: SimStream) -> None:
+def add_gaussian(vector: Rows, deviation: float, stream: SimStream) -> None:
     """Add simulated `N(0, deviation^2 I)` to `vector`, in place."""
     for place, noise in normal_blocks(stream, vector.size, vector.dtype):
         noise *= vector.dtype.type(deviation)
@@ -275,17 +275,17 @@ def aggregate_variance(edges: Edges, *, unit_variance: float, tau2: ArrayLike) -
 
     With in-weight = out-weight = v_k this is the paper's Theorem 2, `sum_k sigma_k^2 tau_k^2`.
     """
-    return float(np.sum(_per_client(tau2, edges.size, "tau2") * unit_variance * edges.in_weight))
+    return float(np.sum(per_client(tau2, edges.size, "tau2") * unit_variance * edges.in_weight))
 
 
-def _per_client(values: ArrayLike, clients: int, field: str) -> FloatArray:
-    given = np.asarray(values, dtype=np.float64)
-    if given.shape not in ((), (1,), (clients,)):
-        raise ConfigError(f"needs one number, or one per client ({clients})", field=field)
-    array = np.broadcast_to(given, (clients,))
-    if not np.all(np.isfinite(array)) or array.min() < 0.0:
+def per_client(values: ArrayLike, size: int, field: str) -> FloatArray:
+    """One finite, non-negative number per client, from one number or from one per client."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim > 1 or (array.ndim == 1 and array.shape != (size,)):
+        raise ConfigError(f"needs one number, or one per client ({size})", field=field)
+    if not np.all(np.isfinite(array)) or np.any(array < 0.0):
         raise ConfigError("must be finite and not negative", field=field)
-    return array
+    return np.broadcast_to(array, (size,)).copy()
 
 
 @dataclass(frozen=True)
@@ -312,22 +312,10 @@ def find_clique(edges: Edges) -> Clique | None:
     return Clique(seats, float(edges.weights[0]))
 
 
-def add_clique_shares(
-    uploads: NDArray[np.floating[Any]], clique: Clique, *, unit_variance: float, stream: SimStream
-) -> None:
+def add_clique_shares(uploads: Rows, clique: Clique, *, unit_variance: float, stream: SimStream) -> None:
     """Add simulated shares of a clique to its rows of `uploads`, in place, undistorted. Their sum is zero."""
-    dtype = uploads.dtype
-    deviation = dtype.type(math.sqrt(clique.variance(unit_variance)))
-    sources = [
-        normal_blocks(stream.child("clique", int(seat)), uploads.shape[1], dtype) for seat in clique.seats
-    ]
-    for parts in zip(*sources, strict=True):
-        place = parts[0][0]
-        drawn = np.stack([normals for _, normals in parts])
-        drawn -= drawn.mean(axis=0, dtype=np.float64).astype(dtype)
-        drawn *= deviation
-        for seat, shares in zip(clique.seats, drawn, strict=True):
-            uploads[seat, place] += shares
+    sources = [stream.child("clique", int(seat)) for seat in clique.seats]
+    _spread(uploads, clique.seats, clique.variance(unit_variance), (), sources)
 
 
 Common = tuple[float, SimStream]
@@ -335,16 +323,26 @@ Common = tuple[float, SimStream]
 
 
 def add_spread(
-    rows: NDArray[np.floating[Any]],
+    rows: Rows,
     seats: NDArray[np.int64],
     variance: float,
     common: Sequence[Common],
     stream: SimStream,
 ) -> None:
     """Add `sqrt(variance) (g_k - mean g)` to each of these rows, and every common vector to all of them, in place."""
+    _spread(rows, seats, variance, common, [stream.child("spread", int(seat)) for seat in seats])
+
+
+def _spread(
+    rows: Rows,
+    seats: NDArray[np.int64],
+    variance: float,
+    common: Sequence[Common],
+    streams: Sequence[SimStream],
+) -> None:
     dtype, width = rows.dtype, rows.shape[1]
     deviation = dtype.type(math.sqrt(variance))
-    sources = [normal_blocks(stream.child("spread", int(seat)), width, dtype) for seat in seats]
+    sources = [normal_blocks(source, width, dtype) for source in streams]
     shared = [(dtype.type(scale), normal_blocks(source, width, dtype)) for scale, source in common]
     for parts in zip(*sources, strict=True):
         place = parts[0][0]
@@ -358,7 +356,7 @@ def add_spread(
 
 
 def add_part_of_spread(
-    rows: NDArray[np.floating[Any]],
+    rows: Rows,
     places: NDArray[np.int64],
     variance: float,
     common: Sequence[Common],

@@ -13,26 +13,27 @@ from __future__ import annotations
 from niss.checks import require_one_of
 from niss.mechanism import DISTORTIONS, Distortion, distortion_named
 from niss.methods.base import (
+    RELATIONS,
     CarriedEdges,
     Method,
     NoiseHistory,
     PlainRows,
     RoundShares,
     UploadRows,
+    client_sensitivity,
+    marginal_mu,
+    marginal_variance,
     mu_of,
     of_participants,
     server_adversary,
 )
-from niss.methods.central_dp import CentralDp, CentralDpSampled
-from niss.methods.central_mf import CentralMf
+from niss.methods.central import CentralDp, CentralDpSampled, CentralMf
 from niss.methods.fedavg import DpFedAvg, FedAvg
 from niss.methods.look import Look
 from niss.methods.niss import Niss, NissCarried
 from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 from niss.methods.sharing import (
     enough_neighbours,
-    marginal_mu,
-    marginal_variance,
     too_sparse,
 )
 
@@ -70,13 +71,18 @@ def look_of(method: str, *, protected: bool = True) -> Look:
 __all__ = [
     "DISTORTIONS",
     "METHODS",
+    "RELATIONS",
     "CarriedEdges",
+    "CentralDpSampled",
+    "CentralMf",
     "Distortion",
     "Method",
     "NoiseHistory",
     "PlainRows",
     "RoundShares",
+    "SecAggDdg",
     "UploadRows",
+    "client_sensitivity",
     "discrete_mu",
     "distortion_named",
     "enough_neighbours",

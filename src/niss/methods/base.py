@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -28,12 +28,14 @@ from niss.randomness import SimStream
 from niss.views import WorstCase
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan
-    from niss.accounting.round_plans import RoundPlan
+    from niss.accounting.plans import Plan, RoundPlan
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Rows = NDArray[np.floating[Any]]
+
+# Neighbouring updates of a client lie this many times the clip apart.
+RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
 
 
 class UploadRows(Protocol):
@@ -140,8 +142,8 @@ class Method(ABC):
     trusts_server   whether its epsilon holds only if the server is trusted with every bare update
     adds_own_noise  whether every client hides its upload with noise of its own that nothing cancels
     shares_noise    whether clients share noise over a graph, so that it cancels in the sum
-    has_protocol    whether `niss.protocol` can run it, with real keys and a real server
-    pays_for_grid   whether its plans keep a part of delta for noise on a grid, even where they are only simulated
+    has_protocol    whether `niss.protocol` can run it, with real keys and a real server; its plans keep a part of
+                    delta for noise on a grid, even where they are only simulated
     masks_uploads   whether the server sees nothing of an upload but the sum that it is part of
     settings        the fields of a plan that mean something to it and nothing to the other methods
     samplings       how participants may be drawn, the one to fall back on first; empty: in any way
@@ -161,7 +163,6 @@ class Method(ABC):
     adds_own_noise: ClassVar[bool] = False
     shares_noise: ClassVar[bool] = False
     has_protocol: ClassVar[bool] = False
-    pays_for_grid: ClassVar[bool] = False
     masks_uploads: ClassVar[bool] = False
     settings: ClassVar[frozenset[str]] = frozenset()
     samplings: ClassVar[tuple[str, ...]] = ()
@@ -172,9 +173,14 @@ class Method(ABC):
     carrying: ClassVar[str | None] = None
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """The settings that are fields of this method itself, by name: `CentralMf(bands=5)` has its bands."""
+        return {one.name: getattr(self, one.name) for one in fields(self)} if is_dataclass(self) else {}
+
     def uses(self, setting: str) -> bool:
-        """Whether that field of a plan (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
-        return setting in self.settings
+        """Whether that setting (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
+        return setting in self.settings or setting in self.own
 
     def check(self, plan: Plan) -> None:  # noqa: B027
         """Raise ConfigError where this method cannot keep such a plan."""
@@ -344,3 +350,35 @@ def server_adversary(colluders: int, *, revealed: int = 0) -> str:
         helpers = f"up to {colluders} participants of a round, fixed before its graph was drawn, tell it all they know"
     edges = f"; {revealed} edges were revealed to it in repairs" if revealed else ""
     return f"{server}; {helpers}{edges}"
+
+
+def marginal_variance(
+    *,
+    unit_variance: float,
+    sent: ArrayLike,
+    received: ArrayLike,
+    tau2: ArrayLike = 0.0,
+    residual_variance: ArrayLike = 0.0,
+) -> FloatArray:
+    """Noise variance of one upload looked at alone: `sigma^2 (sent + (1 + tau^2) received) + residual`.
+
+    sent, received     unit shares (of variance `unit_variance`) that the client sends and receives
+    tau2               distortion of what it receives; leave it out where the residual is given itself
+    residual_variance  eta^2, the fresh noise that the client adds; with v shares each way, 2 v sigma^2 + eta^2
+    """
+    undistorted = np.asarray(sent) + (1.0 + np.asarray(tau2)) * np.asarray(received)
+    return np.asarray(unit_variance * undistorted + np.asarray(residual_variance))
+
+
+def marginal_mu(sensitivity: ArrayLike, **noise: Any) -> FloatArray:
+    """mu of one upload looked at alone: `sensitivity / sqrt(marginal_variance(...))`, the only place that says so.
+
+    `sensitivity` is how far one client can move its upload `p_k x_k`, in L2 norm: `p_k clip` where its update becomes
+    zero, twice that where it becomes any other. The noise is that of `marginal_variance`, whose arguments it takes.
+    """
+    return mu_of(sensitivity, marginal_variance(**noise))
+
+
+def client_sensitivity(weight: ArrayLike, clip: float, relation: str) -> FloatArray:
+    """`p_k clip`, or twice that: how far a client whose update has norm <= clip can move `p_k x_k`."""
+    return np.asarray(np.asarray(weight) * clip * RELATIONS[relation])

@@ -13,8 +13,7 @@ from niss.methods.look import DOTTED, INK, PINK, SHORT, Look
 from niss.randomness import SimStream
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan
-    from niss.accounting.round_plans import RoundPlan
+    from niss.accounting.plans import Plan, RoundPlan
 
 
 class FedAvg(Method):

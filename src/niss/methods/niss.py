@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from niss.errors import ConfigError
-from niss.graph import draw_graph
+from niss.graph import ShareGraph, draw_graph
 from niss.mechanism import share_counts
 from niss.mechanism.shares import Common, distortion_named
 from niss.methods.base import (
@@ -29,23 +30,21 @@ from niss.methods.base import (
     Method,
     RoundShares,
     UploadRows,
+    marginal_variance,
     of_participants,
     server_adversary,
 )
 from niss.methods.look import BLUE, GREEN, Look
 from niss.methods.sharing import (
-    calibrated_tau2,
     everyone,
-    marginal_variance,
     too_sparse,
     why_no_bound,
 )
 from niss.randomness import SimStream
-from niss.views import EXACT_LIMIT, WorstCase, effective_variance, worst_case
+from niss.views import EXACT_LIMIT, Corruption, WorstCase, calibrate_for, effective_variance, worst_case
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan
-    from niss.accounting.round_plans import RoundPlan
+    from niss.accounting.plans import Plan, RoundPlan
 
 # Factors per coordinate can be accounted for in rounds of at most this many clients, and this many numbers.
 _MOST_CLIENTS, _MOST_FACTORS = 40, 2e7
@@ -75,7 +74,6 @@ class Niss(Method):
     trusts = "that at most the assumed number of participants collude with the server"
     shares_noise = True
     has_protocol = True
-    pays_for_grid = True
     carrying = "niss-carried"
     settings = frozenset(
         (
@@ -417,7 +415,6 @@ class NissCarried(Niss):
 
     name = "niss-carried"
     look = Look(GREEN, "D")
-    pays_for_grid = False
     whole_run = True
     correlates = True
     carries = True
@@ -458,3 +455,13 @@ def _past(clients: IntArray, history: Sequence[IntArray]) -> list[tuple[int, ...
             if client in rounds:
                 rounds[client].append(number)
     return [tuple(rounds[int(client)]) for client in clients]
+
+
+@lru_cache(maxsize=32)
+def calibrated_tau2(
+    graph: ShareGraph, corruption: Corruption, unit: float, target: bytes
+) -> tuple[float, WorstCase]:
+    """`calibrate_for` the targets in these bytes."""
+    return calibrate_for(
+        graph, corruption, unit_variance=unit, target_variance=np.frombuffer(target, dtype=np.float64)
+    )

@@ -1,5 +1,7 @@
 """Secure aggregation with distributed discrete Gaussian noise: the server sees sums, and each client adds a part."""
 
+# ruff: noqa: ARG002  (a method ignores what it does not need to know)
+
 from __future__ import annotations
 
 import math
@@ -12,13 +14,14 @@ from niss.errors import ConfigError
 from niss.methods.base import FloatArray, Method, UploadRows
 from niss.methods.look import DASHED, PURPLE, Look
 from niss.randomness import SimStream
+from niss.settings import Count, settings
 from niss.views.numerics import binomial_quantile
 
 if TYPE_CHECKING:
-    from niss.accounting.plans import Plan
-    from niss.accounting.round_plans import RoundPlan
+    from niss.accounting.plans import Plan, RoundPlan
 
 
+@settings
 class SecAggDdg(Method):
     """Every client adds `sigma^2 / (t - c)` to its masked upload, so that a sum of m carries `sigma^2 m / (t - c)`.
 
@@ -35,14 +38,16 @@ class SecAggDdg(Method):
     is not one, and rounding lengthens updates: `discrete_mu` bounds what that costs. Kairouz, Liu and Steinke 2021
     (2102.06387). An upload looked at alone is counted without its mask.
 
-    threshold  t
+    threshold  t; None: those of all participants
     """
 
     name = "secagg-ddg"
     look = Look(PURPLE, "^", DASHED)
     trusts = "that at most the assumed number of participants collude, and that the others add their part of the noise"
     masks_uploads = True
-    settings = frozenset(("colluders", "threshold"))
+    settings = frozenset(("colluders",))
+
+    threshold: Count | None = None
 
     def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
         uploads.add_own_noise(np.sqrt(self.marginal_variance(round)), stream)
@@ -50,7 +55,12 @@ class SecAggDdg(Method):
 
     def loses(self, round: RoundPlan) -> bool:
         """Whether fewer uploads arrived than the threshold asks for."""
-        return round.here.size < _threshold(round)
+        return round.here.size < self._opened(round)
+
+    def _opened(self, round: RoundPlan) -> int:
+        """The fewest uploads of which the sum of this round is opened."""
+        size = round.participants.size
+        return size if self.threshold is None else min(self.threshold, size)
 
     def joint_variance(self, round: RoundPlan) -> FloatArray:
         """What is left of the noise of the fewest uploads without that of the colluders."""
@@ -58,15 +68,15 @@ class SecAggDdg(Method):
 
     def variance_against(self, round: RoundPlan, colluders: Collection[int]) -> FloatArray:
         size = round.participants.size
-        honest = max(_threshold(round) - len(colluders), 0)
+        honest = max(self._opened(round) - len(colluders), 0)
         return np.full(size - len(colluders), honest * self.marginal_variance(round)[0])
 
     def marginal_variance(self, round: RoundPlan) -> FloatArray:
         """The part of each client, without the mask."""
-        honest = _threshold(round) - round.plan.colluders
+        honest = self._opened(round) - round.plan.colluders
         if honest < 1:
             raise ConfigError(
-                f"{round.plan.colluders} colluders among {_threshold(round)} uploads leave nobody whose "
+                f"{round.plan.colluders} colluders among {self._opened(round)} uploads leave nobody whose "
                 "noise is unknown",
                 field="threshold",
                 hint="assume fewer colluders, or ask for more uploads",
@@ -82,11 +92,11 @@ class SecAggDdg(Method):
             helpers = f"up to {plan.colluders} participants of a round tell it all they know"
         return f"a server that sees the sum of a round's uploads and no single one; {helpers}"
 
-    def why_no_guarantee(self, plan: Plan) -> str:  # noqa: ARG002
+    def why_no_guarantee(self, plan: Plan) -> str:
         return "The sums of the honest clients carry no noise."
 
     def caveats(self, plan: Plan) -> tuple[str, ...]:
-        needed = "all participants upload" if plan.threshold is None else f"at least {plan.threshold} upload"
+        needed = "all participants upload" if self.threshold is None else f"at least {self.threshold} upload"
         return (
             f"Secure aggregation is assumed, not run: a round is lost unless {needed}, every client stays online for "
             "several messages, and all but the assumed colluders must add their noise and keep it to themselves.",
@@ -95,7 +105,7 @@ class SecAggDdg(Method):
         )
 
     def ledger_basis(self, plan: Plan) -> dict[str, Any]:
-        return {"colluders": plan.colluders, "threshold": plan.threshold}
+        return {"colluders": plan.colluders, "threshold": self.threshold}
 
 
 def enough_uploads(participants: int, dropout: float) -> int | None:
@@ -104,11 +114,6 @@ def enough_uploads(participants: int, dropout: float) -> int | None:
     None without dropouts: everyone is waited for.
     """
     return max(participants - binomial_quantile(1e-6, participants, dropout), 1) if dropout else None
-
-
-def _threshold(round: RoundPlan) -> int:
-    size, wanted = round.participants.size, round.plan.threshold
-    return size if wanted is None else min(wanted, size)
 
 
 def discrete_mu(

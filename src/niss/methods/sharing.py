@@ -1,4 +1,4 @@
-"""What noise shares are made of and worth: the graph of a round, its calibration, one upload looked at alone.
+"""Graphs that noise is shared over: when they are too sparse, and why a round has no bound.
 
 A distortion that adds fresh noise enters the covariance of what the adversary cannot know as a diagonal; one that
 multiplies is conditioned on the factors that were drawn, and earns nothing for shares that a colluder knows.
@@ -7,46 +7,14 @@ multiplies is conditioned on the factors that were drawn, and earns nothing for 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism.shares import Distortion
-from niss.methods.base import FloatArray, mu_of
-from niss.views import Corruption, WorstCase, calibrate_for, expected_bound
+from niss.views import Corruption, expected_bound
 
 # What is lost to colluders among few neighbours, in units of 1 / kappa, is little up to this.
 _LITTLE = 3.0
-
-
-def marginal_variance(
-    *,
-    unit_variance: float,
-    sent: ArrayLike,
-    received: ArrayLike,
-    tau2: ArrayLike = 0.0,
-    residual_variance: ArrayLike = 0.0,
-) -> FloatArray:
-    """Noise variance of one upload looked at alone: `sigma^2 (sent + (1 + tau^2) received) + residual`.
-
-    sent, received     unit shares (of variance `unit_variance`) that the client sends and receives
-    tau2               distortion of what it receives; leave it out where the residual is given itself
-    residual_variance  eta^2, the fresh noise that the client adds; with v shares each way, 2 v sigma^2 + eta^2
-    """
-    undistorted = np.asarray(sent) + (1.0 + np.asarray(tau2)) * np.asarray(received)
-    return np.asarray(unit_variance * undistorted + np.asarray(residual_variance))
-
-
-def marginal_mu(sensitivity: ArrayLike, **noise: Any) -> FloatArray:
-    """mu of one upload looked at alone: `sensitivity / sqrt(marginal_variance(...))`, the only place that says so.
-
-    `sensitivity` is how far one client can move its upload `p_k x_k`, in L2 norm: `p_k clip` where its update becomes
-    zero, twice that where it becomes any other. The noise is that of `marginal_variance`, whose arguments it takes.
-    """
-    return mu_of(sensitivity, marginal_variance(**noise))
 
 
 def why_no_bound(distortion: Distortion) -> str:
@@ -87,16 +55,6 @@ def enough_neighbours(size: int, corruption: Corruption, least: int = 4) -> int:
             return degree
         degree += max(1, degree // 8)
     return size - 1
-
-
-@lru_cache(maxsize=32)
-def calibrated_tau2(
-    graph: ShareGraph, corruption: Corruption, unit: float, target: bytes
-) -> tuple[float, WorstCase]:
-    """`calibrate_for` the targets in these bytes."""
-    return calibrate_for(
-        graph, corruption, unit_variance=unit, target_variance=np.frombuffer(target, dtype=np.float64)
-    )
 
 
 @lru_cache(maxsize=8)

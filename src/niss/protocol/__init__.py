@@ -3,17 +3,16 @@
 A round of `Client` and `Server` machines, joined by whatever carries bytes. Top to bottom, what rests on what:
 
     client, server          the two machines; `states` has the table of their steps, and what a client remembers
-    repair                  what a server makes of a committee's answers
+    repair                  verdicts on who survived, and what a server makes of a committee's answers
     committee               an upload's secret, shared among the members who repair the round: pieces, partials, proofs
-    shares                  keys and seeds that both ends of an edge derive, the noise of an upload
-    carrying                what binds a round that carries noise over to those next to it: checks, and verdicts
-    agreement               beacon, graph and context that follow from an opened round
-    carried                 what a run with carried shares commits to; who carries noise to whom
-    wire, wire_fields       messages and vectors as bytes; the kinds of fields
+    shares                  keys and seeds that both ends of an edge derive, the noise of an upload, its vector packed
+    schedule                what a run that carries noise from round to round commits to, and checks of its rounds
+    agreement               graph, committee, edges and contexts that follow from an opened round
     messages                what is said: RoundOpen, Upload, RevealRequest, Reveal, Refusal
+    wire                    messages as bytes, and the kinds of fields they are made of
     keyfile                 a client's keys and the identities it trusts, on disk
-    keys                    identities and prekeys
-    curve, secrets          points and scalars; bytes that do not show themselves
+    keys                    identities, prekeys, the beacon's chain
+    curve                   bytes that do not show themselves; points and scalars
 
 No sockets, no clock, no hidden randomness: entropy comes in as an argument, and of these files only `keyfile` touches
 the disk.
@@ -28,30 +27,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss.protocol.agreement import LINKS_PER_ROUND as LINKS_PER_ROUND
     from niss.protocol.agreement import Agreed as Agreed
-    from niss.protocol.agreement import BeaconChain as BeaconChain
     from niss.protocol.agreement import agree as agree
-    from niss.protocol.agreement import commitment_of as commitment_of
-    from niss.protocol.agreement import draw_graph as draw_graph
-    from niss.protocol.agreement import link_of as link_of
     from niss.protocol.agreement import participants_hash as participants_hash
     from niss.protocol.agreement import terms_hash as terms_hash
-    from niss.protocol.carried import Schedule as Schedule
-    from niss.protocol.carrying import previous_of as previous_of
     from niss.protocol.client import Client as Client
     from niss.protocol.client import Policy as Policy
+    from niss.protocol.curve import Entropy as Entropy
+    from niss.protocol.curve import SecretBytes as SecretBytes
+    from niss.protocol.curve import length_prefixed as length_prefixed
     from niss.protocol.keyfile import Coalition as Coalition
     from niss.protocol.keyfile import create_keyfile as create_keyfile
-    from niss.protocol.keyfile import default_keyfile as default_keyfile
     from niss.protocol.keyfile import load_coalition as load_coalition
     from niss.protocol.keyfile import load_identity as load_identity
+    from niss.protocol.keys import LINKS_PER_ROUND as LINKS_PER_ROUND
     from niss.protocol.keys import PUBLIC_BYTES as PUBLIC_BYTES
     from niss.protocol.keys import SIGNATURE_BYTES as SIGNATURE_BYTES
+    from niss.protocol.keys import BeaconChain as BeaconChain
     from niss.protocol.keys import Identity as Identity
     from niss.protocol.keys import PrekeyStore as PrekeyStore
     from niss.protocol.keys import check_prekey as check_prekey
-    from niss.protocol.keys import check_public as check_public
     from niss.protocol.keys import decode_prekey as decode_prekey
     from niss.protocol.keys import encode_prekey as encode_prekey
     from niss.protocol.keys import fingerprint as fingerprint
@@ -61,44 +56,34 @@ if TYPE_CHECKING:
     from niss.protocol.messages import Message as Message
     from niss.protocol.messages import Participant as Participant
     from niss.protocol.messages import Prekey as Prekey
-    from niss.protocol.messages import PreviousRound as PreviousRound
     from niss.protocol.messages import Refusal as Refusal
     from niss.protocol.messages import Reveal as Reveal
     from niss.protocol.messages import RevealRequest as RevealRequest
     from niss.protocol.messages import RoundOpen as RoundOpen
     from niss.protocol.messages import Terms as Terms
     from niss.protocol.messages import Upload as Upload
-    from niss.protocol.secrets import LARGEST_UINT64 as LARGEST_UINT64
-    from niss.protocol.secrets import Entropy as Entropy
-    from niss.protocol.secrets import SecretBytes as SecretBytes
-    from niss.protocol.secrets import draw as draw
-    from niss.protocol.secrets import length_prefixed as length_prefixed
-    from niss.protocol.secrets import uint64 as uint64
+    from niss.protocol.schedule import Schedule as Schedule
+    from niss.protocol.schedule import previous_of as previous_of
     from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
     from niss.protocol.states import rounds_answered as rounds_answered
+    from niss.protocol.wire import WireLimits as WireLimits
     from niss.protocol.wire import decode as decode
     from niss.protocol.wire import encode as encode
     from niss.protocol.wire import signed_part as signed_part
-    from niss.protocol.wire import unpack as unpack
-    from niss.protocol.wire_fields import WireLimits as WireLimits
 
 _NAMES = {
-    "agreement": "LINKS_PER_ROUND Agreed BeaconChain agree commitment_of draw_graph link_of participants_hash "
-    "terms_hash",
-    "carried": "Schedule",
-    "carrying": "previous_of",
+    "agreement": "Agreed agree participants_hash terms_hash",
     "client": "Client Policy",
-    "keyfile": "Coalition create_keyfile default_keyfile load_coalition load_identity",
-    "keys": "PUBLIC_BYTES SIGNATURE_BYTES Identity PrekeyStore check_prekey check_public decode_prekey "
-    "encode_prekey fingerprint verify",
-    "messages": "MODES Beacon Message Participant Prekey PreviousRound Refusal Reveal RevealRequest RoundOpen Terms "
-    "Upload",
-    "secrets": "LARGEST_UINT64 Entropy SecretBytes draw length_prefixed uint64",
+    "keyfile": "Coalition create_keyfile load_coalition load_identity",
+    "keys": "LINKS_PER_ROUND PUBLIC_BYTES SIGNATURE_BYTES BeaconChain Identity PrekeyStore check_prekey "
+    "decode_prekey encode_prekey fingerprint verify",
+    "messages": "MODES Beacon Message Participant Prekey Refusal Reveal RevealRequest RoundOpen Terms Upload",
+    "curve": "Entropy SecretBytes length_prefixed",
+    "schedule": "Schedule previous_of",
     "server": "Outcome Server",
     "states": "rounds_answered",
-    "wire": "decode encode signed_part unpack",
-    "wire_fields": "WireLimits",
+    "wire": "WireLimits decode encode signed_part",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

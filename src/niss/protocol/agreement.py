@@ -1,15 +1,8 @@
-"""What follows from an opened round for everybody alike: the beacon's link, the graph, the context of every seed.
+"""What follows from an opened round for everybody alike: the graph, the committee, the context of every seed.
 
 Everyone who was told the same derives the same; nobody is asked to believe it. The hash of the terms goes into the
 context too. If a server told two clients different terms, they would derive unrelated seeds, and their shares would
 fail to cancel: less accuracy, never less privacy.
-
-The beacon is a hash chain, committed to before the first round; each attempt at a round has its own link. The anchor is
-the end of the chain, `H^n(seed)`. Link i hashes to the anchor in i steps, so nobody can choose it later, and nobody
-but the holder of the seed can know it earlier. The holder (the tracker) signs each link together with the
-participants it was drawn for; the assumption is that it does not collude with the server. Which link belongs to which
-attempt is fixed (`link_of`) and each is released once: a server cannot ask for links until it likes a graph. Hash
-chains for one-time values are Lamport's (1981).
 """
 
 from __future__ import annotations
@@ -17,37 +10,25 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.graph import ShareGraph
-from niss.graph.beacon import BeaconStream
+from niss.graph.shares import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
-from niss.protocol.carried import CarriedContext, CarriedLink
-from niss.protocol.keys import Identity, is_uint64, length_prefixed, uint64, verify
-from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
+from niss.protocol.curve import is_uint64, length_prefixed, uint64
+from niss.protocol.messages import Participant, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
 
 IntArray = NDArray[np.int64]
 
 HASH_BYTES = 32
-_AMOUNTS = ("clip", "neighbours", "unit_variance", "residual_variance", "self_variance")
-_COUNTS = (
-    "round",
-    "attempt",
-    "coordinates",
-    "grid_bits",
-    "modulus_bits",
-    "revealed",
-    "dropped",
-    "committee",
-    "threshold",
-)
 LONGEST_FIELD = 255
 
 
@@ -70,6 +51,9 @@ class RoundContext:
     beacon: bytes
     participants_hash: bytes
     graph_hash: bytes
+
+    seed_tag: ClassVar = b"niss.seed.v1"
+    purpose: ClassVar = b"share"
 
     def __post_init__(self) -> None:
         for name in ("run", "beacon"):
@@ -96,6 +80,94 @@ class RoundContext:
     def digest(self) -> bytes:
         """SHA-256 of the encoding: what messages name a round by."""
         return hashlib.sha256(self.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedContext:
+    """What the seeds of all shares carried from one round to the next are bound to. Nothing in it is secret.
+
+    run                 name of the run
+    plan                hash of its schedule
+    round               t, of those who add the shares; those who subtract them are of round t + 1
+    beacon, terms       the beacon's value in round t, and the hash of that round's terms
+    senders, receivers  hashes of both lists of participants
+    """
+
+    run: bytes
+    plan: bytes
+    round: int
+    beacon: bytes
+    terms: bytes
+    senders: bytes
+    receivers: bytes
+
+    seed_tag: ClassVar = b"niss.carried-seed.v1"
+    purpose: ClassVar = b"carried"
+
+    def fields(self) -> tuple[bytes, ...]:
+        """All fields as bytes, in order, with both rounds."""
+        rounds = uint64(self.round), uint64(self.round + 1)
+        return (self.run, self.plan, *rounds, self.beacon, self.terms, self.senders, self.receivers)
+
+    def digest(self) -> bytes:
+        """SHA-256 of all fields."""
+        return hashlib.sha256(length_prefixed(b"niss.carried-context.v1", *self.fields())).digest()
+
+
+Context = RoundContext | CarriedContext
+
+
+@dataclass(frozen=True)
+class CarriedLink:
+    """What is carried from one round to the next: a share from everyone there to everyone here.
+
+    senders, receivers  the participants of both rounds; seats are places in these lists
+    unit_variance       of a share; 0: there are none
+    context             what every seed is bound to
+    """
+
+    senders: tuple[Participant, ...]
+    receivers: tuple[Participant, ...]
+    unit_variance: float
+    context: CarriedContext
+
+    def left(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[int, float]:
+        """Shares of which only one end was uploaded, and the variance that they leave in each coordinate."""
+        added, taken = len(senders), len(receivers)
+        count = added * (len(self.receivers) - taken) + (len(self.senders) - added) * taken
+        return (count if self.unit_variance else 0), count * self.unit_variance
+
+    def added(self, senders: tuple[int, ...]) -> float:
+        """Variance that these seats of the first round carry on."""
+        return len(senders) * len(self.receivers) * self.unit_variance
+
+    def taken(self, receivers: tuple[int, ...]) -> float:
+        """Variance of all that these seats of the second round subtract."""
+        return len(receivers) * len(self.senders) * self.unit_variance
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A share that is in the upload of a client, as that client sees it.
+
+    own, other  identities of the client and of the other end
+    place       of the other end, in `Agreed.everyone`
+    sign        1: the client adds it; -1: it subtracts it
+    variance    an entry
+    context     what key and seed are bound to: the round's, or that of what is carried between two
+    """
+
+    own: bytes
+    other: bytes
+    place: int
+    sign: int
+    variance: float
+    context: Context
+
+    @property
+    def ends(self) -> tuple[bytes, bytes]:
+        """Who adds it, and who subtracts it."""
+        return (self.own, self.other) if self.sign > 0 else (self.other, self.own)
 
 
 @dataclass(frozen=True)
@@ -137,27 +209,27 @@ class Agreed:
         seats: list[int] = self.graph.neighbours(seat).tolist()
         return seats
 
-    def edges_of(self, seat: int) -> list[tuple[int, int, float]]:
-        """(sender, receiver, deviation in grid steps) of every share that touches this seat."""
-        return [
-            (sender, receiver, self.grid.deviation_steps(variance))
-            for sender, receiver, variance in self.shares(self.graph.edges_of(seat))
-        ]
+    def edges(self, seat: int) -> list[Edge]:
+        """Every share in the upload of this seat: those within the round, and those carried to it and on from it."""
+        graph, people, own = self.graph, self.participants, self.participants[seat].identity
+        edges, found = graph.edges_of(seat), []
+        ends = zip(graph.senders[edges].tolist(), graph.receivers[edges].tolist(), strict=True)
+        variances = (self.terms.unit_variance * graph.weights[edges]).tolist()
+        for (sender, receiver), variance in zip(ends, variances, strict=True):
+            place, sign = (receiver, 1) if sender == seat else (sender, -1)
+            found.append(Edge(own, people[place].identity, place, sign, variance, self.context))
+        for place in self._carried_places:
+            link = self._link(place)
+            sign = 1 if link is self.after else -1
+            other = self.everyone[place].identity
+            found.append(Edge(own, other, place, sign, link.unit_variance, link.context))
+        return found
 
-    def shares(self, among: IntArray | None = None) -> list[tuple[int, int, float]]:
-        """(sender, receiver, variance) of every share, or of those on edges of the graph with these numbers."""
-        graph = self.graph
-        edges = np.arange(graph.senders.size) if among is None else among
-        variances = self.terms.unit_variance * graph.weights[edges]
-        columns = (graph.senders[edges], graph.receivers[edges], variances)
-        return list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def steps_between(self, sender: int, receiver: int) -> float:
-        """The deviation, in grid steps, of the share from one seat to the other; 0 where there is none."""
-        for one, other, steps in self.edges_of(sender):
-            if (one, other) == (sender, receiver):
-                return steps
-        return 0.0
+    def left(self, survivors: Collection[int]) -> tuple[int, float]:
+        """Shares within the round of which only one end was uploaded, and the variance that they leave in an entry."""
+        seats = list(survivors)
+        apart = np.isin(self.graph.senders, seats) != np.isin(self.graph.receivers, seats)
+        return int(apart.sum()), float(self.graph.weights[apart].sum()) * self.terms.unit_variance
 
     @cached_property
     def committee(self) -> tuple[int, ...]:
@@ -178,30 +250,33 @@ class Agreed:
             *(() if after is None else after.receivers),
         )
 
+    @property
+    def _carried_places(self) -> range:
+        """The places of all who are not of this round, with whom everyone of it shares what is carried."""
+        carrying, size = self.terms.carrying, len(self.participants)
+        return range(size, len(self.everyone) if carrying is not None and carrying.unit_variance else size)
+
+    def _link(self, place: int) -> CarriedLink:
+        """What is carried to or from the client at a place beyond those of this round."""
+        link = self.before if place < self.first_after else self.after
+        assert link is not None
+        return link
+
+    @property
+    def first_after(self) -> int:
+        """The place of the first participant of the next round."""
+        return len(self.participants) + (0 if self.before is None else len(self.before.senders))
+
     def edge_places(self, seat: int) -> list[int]:
         """The places in `everyone` of all who share an edge with the client in this seat, ascending.
 
         Its neighbours, those of the round before who carried noise to it, and those of the next to whom it carries.
         """
-        size, first = len(self.participants), len(self.everyone)
-        places = self.neighbours(seat)
-        if self.before is not None:
-            places += [size + sender for sender, _ in self.before.edges_to(seat)]
-        if self.after is not None:
-            first -= len(self.after.receivers)
-            places += [first + receiver for receiver, _ in self.after.edges_from(seat)]
-        return places
+        return [*self.neighbours(seat), *self._carried_places]
 
-    def edge_context(self, place: int) -> RoundContext | CarriedContext:
+    def edge_context(self, place: int) -> Context:
         """What the key of an edge to the client at this place in `everyone` is bound to."""
-        size = len(self.participants)
-        if place < size:
-            return self.context
-        gap = (
-            self.before if self.before is not None and place < size + len(self.before.senders) else self.after
-        )
-        assert gap is not None
-        return gap.context
+        return self.context if place < len(self.participants) else self._link(place).context
 
     def check_fits(self) -> float:
         """Refuse (`ConfigError`) a grid on which the final sum could wrap, whatever was left uncancelled in it.
@@ -240,8 +315,8 @@ def agree(opened: RoundOpen) -> Agreed:
         listed + agreed_terms,
     )
     _check_terms(terms, graph)
-    before, after = _gaps(opened, listed, agreed_terms)
-    carried = b"".join(gap.context.digest() for gap in (before, after) if gap is not None)
+    before, after = _links(opened, listed, agreed_terms)
+    carried = b"".join(link.context.digest() for link in (before, after) if link is not None)
     context = RoundContext(
         run=terms.run,
         round=terms.round,
@@ -253,7 +328,7 @@ def agree(opened: RoundOpen) -> Agreed:
     return Agreed(opened, graph, context, before, after)
 
 
-def _gaps(
+def _links(
     opened: RoundOpen, listed: bytes, agreed_terms: bytes
 ) -> tuple[CarriedLink | None, CarriedLink | None]:
     """What is carried to a round and from it, given the hashes of its participants and of its terms."""
@@ -262,31 +337,17 @@ def _gaps(
         raise RemoteProtocolError("a round says how noise is carried but not between whom, or the reverse")
     if carrying is None or cohorts is None:
         return None, None
-    before = after = None
+    run, variance, before, after = (terms.run, carrying.plan), carrying.unit_variance, None, None
     if (previous := cohorts.previous) is not None:
         if terms.round == 0:
             raise RemoteProtocolError("the first round has none before it")
-        context = CarriedContext(
-            terms.run,
-            carrying.plan,
-            terms.round - 1,
-            previous.beacon.value,
-            previous.terms,
-            participants_hash(previous.participants),
-            listed,
-        )
-        before = CarriedLink.between(previous.participants, opened.participants, carrying, context)
+        told = previous.beacon.value, previous.terms, participants_hash(previous.participants), listed
+        context = CarriedContext(*run, terms.round - 1, *told)
+        before = CarriedLink(previous.participants, opened.participants, variance, context)
     if cohorts.following:
-        context = CarriedContext(
-            terms.run,
-            carrying.plan,
-            terms.round,
-            opened.beacon.value,
-            agreed_terms,
-            listed,
-            participants_hash(cohorts.following),
-        )
-        after = CarriedLink.between(opened.participants, cohorts.following, carrying, context)
+        told = opened.beacon.value, agreed_terms, listed, participants_hash(cohorts.following)
+        context = CarriedContext(*run, terms.round, *told)
+        after = CarriedLink(opened.participants, cohorts.following, variance, context)
     return before, after
 
 
@@ -319,12 +380,10 @@ def _round_seed(beacon: bytes, commitment: bytes) -> bytes:
 
 def _check_numbers(terms: Terms) -> None:
     """Refuse numbers that mean nothing, so that no comparison further on can be passed by one that is no number."""
-    for name in _AMOUNTS:
-        value = getattr(terms, name)
-        if not 0.0 <= value < math.inf:
+    for name, value in vars(terms).items():
+        if isinstance(value, float) and not 0.0 <= value < math.inf:
             raise RemoteProtocolError(f"{name} must be finite and not negative")
-    for name in _COUNTS:
-        if getattr(terms, name) < 0:
+        if isinstance(value, int) and value < 0:
             raise RemoteProtocolError(f"{name} must not be negative")
     if terms.carrying is not None and not 0.0 <= terms.carrying.unit_variance < math.inf:
         raise RemoteProtocolError("the variance of carried shares must be finite and not negative")
@@ -388,90 +447,3 @@ def survivors_hash(context: bytes, survivors: tuple[int, ...]) -> bytes:
     """Names a survivor set of one round: what a member binds itself to. `context` is the round's digest."""
     seats = struct.pack(f"<{len(survivors)}Q", *survivors)
     return hashlib.sha256(b"niss.survivors.v1" + context + seats).digest()
-
-
-# How many attempts at one round there can be.
-LINKS_PER_ROUND = 4
-_LONGEST = 1_000_000
-
-
-def link_of(round_number: int, attempt: int) -> int:
-    """The number of the link that belongs to an attempt at a round; both count from 0, links from 1.
-
-    `round_number * LINKS_PER_ROUND + attempt + 1`; an attempt beyond the last one is a `RemoteProtocolError`.
-    """
-    if not 0 <= attempt < LINKS_PER_ROUND:
-        raise RemoteProtocolError(f"attempt {attempt}: a round can be tried {LINKS_PER_ROUND} times")
-    return round_number * LINKS_PER_ROUND + attempt + 1
-
-
-def _link(value: bytes) -> bytes:
-    return hashlib.sha256(b"niss.beacon.v1" + value).digest()
-
-
-class BeaconChain:
-    """The holder's side of the beacon: a chain, and how far it has been released.
-
-    rounds      links are made for all attempts at rounds 0 to `rounds` - 1
-    holder      the identity that signs each link
-    entropy     32 bytes of it are the seed of the chain
-    """
-
-    def __init__(self, rounds: int, *, holder: Identity, entropy: Callable[[int], bytes]) -> None:
-        most = _LONGEST // LINKS_PER_ROUND
-        if not 1 <= rounds <= most:
-            raise LocalProtocolError(f"a chain can serve 1 to {most} rounds, not {rounds}")
-        links = [entropy(32)]
-        for _ in range(rounds * LINKS_PER_ROUND):
-            links.append(_link(links[-1]))
-        # links[0] is the seed and the last link to be released; the anchor is public from the start.
-        self._links = links[::-1]
-        self._holder = holder
-        self._released = 0
-
-    @property
-    def anchor(self) -> bytes:
-        """The end of the chain: what clients are told before the first round."""
-        return self._links[0]
-
-    def release(self, round_number: int, attempt: int, commitment: bytes) -> Beacon:
-        """The signed link of an attempt, for its `commitment_of`: once, and in order."""
-        index = link_of(round_number, attempt)
-        if index <= self._released:
-            raise RemoteProtocolError(
-                f"the link of round {round_number}, attempt {attempt} or a later one was released before",
-                hint="open a later attempt or round",
-            )
-        if index >= len(self._links):
-            raise LocalProtocolError(
-                "the beacon chain is used up", hint="start a new run with a longer chain"
-            )
-        self._released, value = index, self._links[index]
-        return Beacon(index, value, self._holder.sign("beacon", _signed(index, value, commitment)))
-
-
-def verify_beacon(
-    beacon: Beacon, commitment: bytes, *, expected: int, anchor: bytes, holder: bytes, after: int
-) -> None:
-    """Refuse (`RemoteProtocolError`) a link that is not the right one.
-
-    expected        the number it must have: `link_of` this attempt
-    commitment      what it must have been released for: `commitment_of` the round
-    anchor, holder  the end of the chain, and the identity that must have signed
-    after           the last link seen before: an older one is a replay
-    """
-    if beacon.index != expected:
-        raise RemoteProtocolError(f"beacon link {beacon.index}, but this attempt has link {expected}")
-    if not after < beacon.index <= _LONGEST:
-        raise RemoteProtocolError(f"beacon link {beacon.index} does not come after link {after}")
-    # First the signature: a server alone cannot make clients walk a long chain.
-    verify(holder, "beacon", _signed(beacon.index, beacon.value, commitment), beacon.signature)
-    value = beacon.value
-    for _ in range(beacon.index):
-        value = _link(value)
-    if value != anchor:
-        raise RemoteProtocolError("the beacon is not a link of the chain that was committed to")
-
-
-def _signed(index: int, value: bytes, commitment: bytes) -> bytes:
-    return struct.pack("<Q", index) + value + commitment

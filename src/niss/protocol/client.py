@@ -23,23 +23,15 @@ from niss.checks import PLANNED
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import committee
-from niss.protocol.agreement import (
-    Agreed,
-    agree,
-    commitment_of,
-    link_of,
-    survivors_hash,
-    verify_beacon,
-)
-from niss.protocol.carried import Schedule
-from niss.protocol.carrying import check_cohorts, check_schedule, dropped_after, dropped_before, vote
-from niss.protocol.keys import Entropy, Identity, PrekeyStore, SecretBytes, check_prekey, verify
+from niss.protocol.agreement import Agreed, agree, commitment_of, survivors_hash
+from niss.protocol.curve import Entropy, SecretBytes
+from niss.protocol.keys import Identity, PrekeyStore, check_prekey, link_of, verify, verify_beacon
 from niss.protocol.messages import MODES, Prekey, Reveal, RevealRequest, RoundOpen, Terms, Upload
-from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_update
+from niss.protocol.repair import dropped_after, dropped_before, vote
+from niss.protocol.schedule import Schedule, check_cohorts
+from niss.protocol.shares import EdgeKeys, Steps, masked_upload, pack, round_update
 from niss.protocol.states import CurrentRound, Memory, client_step, dump, restore
-from niss.protocol.wire import decode, encode, pack, signed_part
-
-# Numbers that differ by less differ by rounding alone.
+from niss.protocol.wire import decode, encode, signed_part
 
 Answer = TypeVar("Answer", Upload, Reveal)
 
@@ -260,7 +252,7 @@ class Client:
 
         Shares that were to be carried to this round by clients dropped in the one before come out too, if the verdict
         of that round is shown; and, when the next round is repaired, those that were carried to its dropped clients,
-        against its verdict (`niss.protocol.carrying`).
+        against its verdict (`niss.protocol.repair`).
         """
         agreed, current = self._current(request.context)
         verify(self.policy.server, "request", signed_part(request), request.signature)
@@ -275,7 +267,7 @@ class Client:
         if request.context != agreed.digest:
             return self._reveal_carried(agreed, current, request, private)
         before = dropped_before(agreed, request.verdict)
-        lost = committee.lost_neighbours(agreed, request.survivors, before)
+        lost = committee.lost_edges(agreed, request.survivors, before=before)
         given = committee.take_apart(agreed, current.seat, request.survivors, request.pieces)
         current.verdict = asked
         self._memory.state = following
@@ -288,16 +280,13 @@ class Client:
         self, agreed: Agreed, current: CurrentRound, request: RevealRequest, private: SecretBytes
     ) -> Reveal:
         """Asked once more, after the next round: what takes out the shares carried to those who dropped out of it."""
-        if current.verdict is None or self.policy.schedule is None:
+        policy = self.policy
+        if current.verdict is None or policy.schedule is None:
             raise RemoteProtocolError("this client has given no part for its own round yet")
         gone = dropped_after(
-            agreed,
-            request.verdict,
-            self.policy.schedule,
-            anchor=self.policy.anchor,
-            holder=self.policy.holder,
+            agreed, request.verdict, policy.schedule, anchor=policy.anchor, holder=policy.holder
         )
-        lost = committee.lost_receivers(agreed, request.survivors, gone)
+        lost = committee.lost_edges(agreed, request.survivors, after=gone)
         given = committee.take_apart(agreed, current.seat, list(lost), request.pieces)
         partials = committee.answer(agreed, current.seat, private, lost, given, masks=False)
         return self._signed("reveal", Reveal(request.context, current.seat, partials))
@@ -334,8 +323,13 @@ class Client:
             raise RemoteProtocolError(
                 f"the clip of {terms.clip:g} is not above 0, or exceeds the {policy.clip:g} this client accepts"
             )
-        size, last = len(opened.participants), self._memory.last.get(terms.run.hex(), (None,))[0]
-        following = check_schedule(opened, policy.schedule, last)
+        size, cohorts = len(opened.participants), None
+        if policy.schedule is not None:
+            cohorts = policy.schedule.check_round(opened, self._memory.last.get(terms.run.hex(), (None,))[0])
+        elif terms.carrying is not None or opened.cohorts is not None:
+            raise RemoteProtocolError(
+                "the round carries noise, but this client has agreed to no schedule for it"
+            )
         self._check_shares(terms, size)
         if size < policy.participants:
             raise RemoteProtocolError(
@@ -345,13 +339,14 @@ class Client:
         seat = self._find_seat(opened)
         verify_beacon(
             opened.beacon,
-            commitment_of(terms, opened.participants, following),
+            commitment_of(terms, opened.participants, () if cohorts is None else cohorts.following),
             expected=link_of(terms.round, terms.attempt),
             anchor=policy.anchor,
             holder=policy.holder,
             after=self._memory.beacon.get(policy.anchor.hex(), 0),
         )
-        check_cohorts(opened, policy.trusted, anchor=policy.anchor, holder=policy.holder)
+        if cohorts is not None:
+            check_cohorts(opened, cohorts, policy.trusted, anchor=policy.anchor, holder=policy.holder)
         agreed = agree(opened)
         try:
             agreed.check_fits()
@@ -407,7 +402,7 @@ class Client:
         if dropped > terms.dropped:
             raise RemoteProtocolError(f"{dropped} clients dropped, at most {terms.dropped} can be repaired")
         # Of every seat, not of this one alone: the members decide for all.
-        lost = committee.lost_neighbours(agreed, survivors)
+        lost = committee.lost_edges(agreed, survivors)
         most = max(len(others) for others in lost.values())
         if most > terms.revealed:
             raise RemoteProtocolError(f"{most} edges to reveal, at most {terms.revealed} were agreed on")

@@ -39,16 +39,17 @@ from functools import lru_cache
 from niss.errors import RemoteProtocolError
 from niss.protocol import curve
 from niss.protocol.agreement import Agreed
-from niss.protocol.curve import ORDER, POINT_BYTES, SCALAR_BYTES
-from niss.protocol.keys import (
-    SECRET_BYTES,
+from niss.protocol.curve import (
+    ORDER,
+    POINT_BYTES,
+    SCALAR_BYTES,
     Entropy,
     SecretBytes,
     draw,
     length_prefixed,
     uint64,
-    x25519_public,
 )
+from niss.protocol.keys import SECRET_BYTES, x25519_public
 from niss.protocol.messages import Partials
 from niss.protocol.shares import EdgeKeys, pair_secret
 
@@ -211,33 +212,26 @@ def is_committed(agreed: Agreed, seat: int, seed: bytes, commitment: bytes) -> b
     return hmac.compare_digest(commit_mask(agreed, seat, seed), commitment)
 
 
-def lost_neighbours(
-    agreed: Agreed, survivors: Iterable[int], before: Iterable[int] = ()
+def lost_edges(
+    agreed: Agreed,
+    survivors: Iterable[int],
+    *,
+    before: Iterable[int] = (),
+    after: Iterable[int] | None = None,
 ) -> dict[int, list[int]]:
-    """By survivor, its neighbours that are called dropped, ascending: whose shares with it are to come out.
+    """By survivor, those called dropped with whom it has an edge: whose shares with it are to come out.
 
     before   seats of the round before that were called dropped there, and carried nothing to this one
+    after    where a member is asked once more: seats of the next round that were called dropped there; of these alone
 
-    Neighbours are places in `Agreed.everyone`.
+    They are places in `Agreed.everyone`, ascending.
     """
-    here = frozenset(survivors)
-    lost = {seat: [other for other in agreed.neighbours(seat) if other not in here] for seat in sorted(here)}
-    if agreed.before is not None:
-        first = len(agreed.participants)
-        for sender, receiver, _ in sorted(agreed.before.between_seats(set(before), here)):
-            lost[receiver].append(first + sender)
-    return lost
-
-
-def lost_receivers(agreed: Agreed, survivors: Iterable[int], gone: Iterable[int]) -> dict[int, list[int]]:
-    """The same for shares that survivors carried to the seats `gone` of the next round, which were dropped there."""
-    if agreed.after is None:
-        return {}
-    first = len(agreed.everyone) - len(agreed.after.receivers)
-    lost: dict[int, list[int]] = {}
-    for sender, receiver, _ in sorted(agreed.after.between_seats(set(survivors), set(gone))):
-        lost.setdefault(sender, []).append(first + receiver)
-    return lost
+    here, size = frozenset(survivors), len(agreed.participants)
+    gone = {seat for seat in range(size) if seat not in here} | {size + seat for seat in before}
+    if after is not None:
+        gone = {agreed.first_after + seat for seat in after}
+    lost = {seat: [place for place in agreed.edge_places(seat) if place in gone] for seat in sorted(here)}
+    return lost if after is None else {seat: places for seat, places in lost.items() if places}
 
 
 def take_apart(agreed: Agreed, member: int, survivors: Sequence[int], given: bytes) -> dict[int, bytes]:
@@ -260,9 +254,9 @@ def answer(
     """The partials of a member for a survivor set.
 
     private   of the prekey it is listed with
-    lost      `lost_neighbours` of the set
+    lost      `lost_edges` of the set
     given     by survivor, `piece_for` this member
-    masks     whether self-masks are to come out; not where a member is asked once more, for `lost_receivers`
+    masks     whether self-masks are to come out; not where a member is asked once more
 
     Whoever dealt it a false piece is left out: a liar may not silence this member.
     """

@@ -33,16 +33,8 @@ from types import MappingProxyType
 
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.files import locked_folder, read_private, write_atomically, write_new
-from niss.protocol.keys import (
-    PUBLIC_BYTES,
-    SECRET_BYTES,
-    Identity,
-    PrekeyStore,
-    Secret,
-    SecretBytes,
-    check_public,
-    fingerprint,
-)
+from niss.protocol.curve import Secret, SecretBytes
+from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES, Identity, PrekeyStore, check_public, fingerprint
 
 _TAG = b"niss-keyfile/1\n"
 _CHECK_BYTES = 32

@@ -1,4 +1,4 @@
-"""The keys of a client: a long-lived identity that signs (Ed25519), and one-time prekeys that agree (X25519).
+"""Keys, and what is signed with them: identities (Ed25519), one-time prekeys that agree (X25519), the beacon's links.
 
 An identity signs for one purpose at a time: a signature made for an upload verifies as nothing else (RFC 8032, with
 the purpose and a hash of the message under a domain tag). Prekeys are signed by their identity, used in one round and
@@ -13,11 +13,19 @@ share. So a prekey is signed by identity and prekey together: an Ed25519 signatu
 
 of which only someone who knows both private halves knows the logarithm (two answers to different h give both; key
 aggregation as in MuSig, Maxwell et al. 2019, with one signer for both keys). It costs no bytes beside the signature.
+
+**The beacon** is a hash chain, committed to before the first round; each attempt at a round has its own link. The
+anchor is the end of the chain, `H^n(seed)`. Link i hashes to the anchor in i steps, so nobody can choose it later, and
+nobody but the holder of the seed can know it earlier. The holder (the tracker) signs each link together with the
+participants it was drawn for; the assumption is that it does not collude with the server. Which link belongs to which
+attempt is fixed (`link_of`) and each is released once: a server cannot ask for links until it likes a graph. Hash
+chains for one-time values are Lamport's (1981).
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -27,15 +35,17 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol import curve
-from niss.protocol.messages import Prekey
-from niss.protocol.secrets import LARGEST_UINT64 as LARGEST_UINT64
-from niss.protocol.secrets import Entropy as Entropy
-from niss.protocol.secrets import Secret as Secret
-from niss.protocol.secrets import SecretBytes as SecretBytes
-from niss.protocol.secrets import draw as draw
-from niss.protocol.secrets import is_uint64 as is_uint64
-from niss.protocol.secrets import length_prefixed as length_prefixed
-from niss.protocol.secrets import uint64 as uint64
+from niss.protocol.curve import (
+    LARGEST_UINT64,
+    Entropy,
+    Secret,
+    SecretBytes,
+    draw,
+    is_uint64,
+    length_prefixed,
+    uint64,
+)
+from niss.protocol.messages import Beacon, Prekey
 
 LONGEST_PURPOSE = 64
 
@@ -374,3 +384,90 @@ def _sign_jointly(identity: SecretBytes, private: SecretBytes, weight: int, mess
     seen, public = curve.times_base(curve.to_scalar(nonce)), curve.times_base(curve.to_scalar(scalar))
     asked = int.from_bytes(hashlib.sha512(seen + public + message).digest(), "little")
     return seen + bytes(curve.to_scalar(nonce + asked * scalar))
+
+
+# How many attempts at one round there can be.
+LINKS_PER_ROUND = 4
+_LONGEST = 1_000_000
+
+
+def link_of(round_number: int, attempt: int) -> int:
+    """The number of the link that belongs to an attempt at a round; both count from 0, links from 1.
+
+    `round_number * LINKS_PER_ROUND + attempt + 1`; an attempt beyond the last one is a `RemoteProtocolError`.
+    """
+    if not 0 <= attempt < LINKS_PER_ROUND:
+        raise RemoteProtocolError(f"attempt {attempt}: a round can be tried {LINKS_PER_ROUND} times")
+    return round_number * LINKS_PER_ROUND + attempt + 1
+
+
+def _link_after(value: bytes) -> bytes:
+    return hashlib.sha256(b"niss.beacon.v1" + value).digest()
+
+
+class BeaconChain:
+    """The holder's side of the beacon: a chain, and how far it has been released.
+
+    rounds      links are made for all attempts at rounds 0 to `rounds` - 1
+    holder      the identity that signs each link
+    entropy     32 bytes of it are the seed of the chain
+    """
+
+    def __init__(self, rounds: int, *, holder: Identity, entropy: Entropy) -> None:
+        most = _LONGEST // LINKS_PER_ROUND
+        if not 1 <= rounds <= most:
+            raise LocalProtocolError(f"a chain can serve 1 to {most} rounds, not {rounds}")
+        links = [entropy(32)]
+        for _ in range(rounds * LINKS_PER_ROUND):
+            links.append(_link_after(links[-1]))
+        # links[0] is the seed and the last link to be released; the anchor is public from the start.
+        self._links = links[::-1]
+        self._holder = holder
+        self._released = 0
+
+    @property
+    def anchor(self) -> bytes:
+        """The end of the chain: what clients are told before the first round."""
+        return self._links[0]
+
+    def release(self, round_number: int, attempt: int, commitment: bytes) -> Beacon:
+        """The signed link of an attempt, for its `commitment_of`: once, and in order."""
+        index = link_of(round_number, attempt)
+        if index <= self._released:
+            raise RemoteProtocolError(
+                f"the link of round {round_number}, attempt {attempt} or a later one was released before",
+                hint="open a later attempt or round",
+            )
+        if index >= len(self._links):
+            raise LocalProtocolError(
+                "the beacon chain is used up", hint="start a new run with a longer chain"
+            )
+        self._released, value = index, self._links[index]
+        return Beacon(index, value, self._holder.sign("beacon", _signed_link(index, value, commitment)))
+
+
+def verify_beacon(
+    beacon: Beacon, commitment: bytes, *, expected: int, anchor: bytes, holder: bytes, after: int
+) -> None:
+    """Refuse (`RemoteProtocolError`) a link that is not the right one.
+
+    expected        the number it must have: `link_of` this attempt
+    commitment      what it must have been released for: `commitment_of` the round
+    anchor, holder  the end of the chain, and the identity that must have signed
+    after           the last link seen before: an older one is a replay
+    """
+    if beacon.index != expected:
+        raise RemoteProtocolError(f"beacon link {beacon.index}, but this attempt has link {expected}")
+    if not after < beacon.index <= _LONGEST:
+        raise RemoteProtocolError(f"beacon link {beacon.index} does not come after link {after}")
+    # First the signature: a server alone cannot make clients walk a long chain.
+    verify(holder, "beacon", _signed_link(beacon.index, beacon.value, commitment), beacon.signature)
+    value = beacon.value
+    for _ in range(beacon.index):
+        value = _link_after(value)
+    if value != anchor:
+        raise RemoteProtocolError("the beacon is not a link of the chain that was committed to")
+
+
+def _signed_link(index: int, value: bytes, commitment: bytes) -> bytes:
+    return struct.pack("<Q", index) + value + commitment

@@ -10,17 +10,29 @@ A round, in order (`tolerate` ends after the uploads, `repair` goes on):
 Every message of a client is signed by its identity, every message of the server by the server's; `signature` is empty
 until it is. `context` is the digest of the round's context, `seat` a place in the list of participants.
 
-The types of the fields are the wire format: each says its kind and its bounds (`wire_fields`), which `wire` keeps to.
-Whatever changes there changes the encodings, and needs a new `wire.VERSION`. The machines check what a message means.
+The types of the fields are the wire format: each says its kind and its bounds (`niss.protocol.wire`). Whatever changes
+there changes the encodings, and needs a new `wire.VERSION`. The machines check what a message means.
+
+    tag  message         bytes, with its signature, for seats below 128
+    1    RoundOpen       about 250, and 130 for each participant, of three rounds where noise is carried over
+    2    Upload          109, the vector, 98 for each fresh prekey; in `repair` 97 more, 64 for each member of the
+                         committee, or 32 for one whose piece follows, and 32 for each edge
+    3    RevealRequest   107, and for each survivor 97, or 65 where the piece follows; with the verdict of a round next
+                         to it 133 more, 1 for each survivor, 65 for each vote
+    4    Reveal          106, for each survivor 51, and 32 for its mask and each neighbour that it lost; 64 for a vote
+    5    Refusal         104, and its text
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from niss.protocol.wire_fields import Blob, Bound, Choice, Exact, Items, Maybe, Text, Uint, WireLimits
+from niss.protocol.wire import Blob, Bound, Choice, Exact, Items, Text, Uint
+
+if TYPE_CHECKING:
+    from niss.mechanism.noise import Noise
 
 # What happens to the shares of clients that drop out: they stay as noise, or are taken out again.
 MODES = ("tolerate", "repair")
@@ -35,16 +47,12 @@ _everyone: Bound = attrgetter("max_participants")
 
 def _points(count: int) -> Bound:
     """So many points or scalars of 32 bytes for each participant, and three more."""
-
-    def bound(limits: WireLimits) -> int:
-        return POINT_BYTES * (3 + count * limits.max_participants)
-
-    return bound
+    return lambda limits: POINT_BYTES * (3 + count * limits.max_participants)
 
 
 Key = Annotated[bytes, Exact(32)]
 Hash = Annotated[bytes, Exact(32)]
-Signature = Annotated[bytes, Maybe(64)]
+Signature = Annotated[bytes, Blob(64, step=64)]
 Seat = Annotated[int, Uint(lambda limits: limits.max_participants - 1)]
 Headcount = Annotated[int, Uint(_everyone)]
 Vector = Annotated[bytes, Blob(lambda limits: limits.max_coordinates * (WIDEST // 8))]
@@ -77,7 +85,7 @@ Participants = Annotated[tuple[Participant, ...], Items(_everyone, unique=attrge
 class CarryTerms:
     """How noise is carried from every round of a run to the next; the same in all its rounds.
 
-    plan            hash of the schedule that was committed to before the first round (`niss.protocol.carried`)
+    plan            hash of the schedule that was committed to before the first round (`niss.protocol.schedule`)
     unit_variance   variance of the share that each client carries to each client of the next round, an entry
     """
 
@@ -124,6 +132,22 @@ class Terms:
     committee: Headcount
     threshold: Headcount
     carrying: CarryTerms | None = None
+
+    @classmethod
+    def of_noise(cls, noise: Noise, **others: Any) -> Terms:
+        """Terms of rounds with that noise, its variances those of uploads; `others` are all fields beside it."""
+        return cls(
+            mode="repair" if noise.committee else "tolerate",
+            neighbours=noise.neighbours,
+            unit_variance=noise.unit,
+            residual_variance=noise.residual,
+            self_variance=noise.self_mask,
+            revealed=noise.revealed,
+            dropped=noise.dropped,
+            committee=noise.committee,
+            threshold=noise.threshold,
+            **others,
+        )
 
 
 @dataclass(frozen=True)
@@ -192,14 +216,14 @@ class Upload:
     fresh_prekeys: Annotated[
         tuple[Prekey, ...], Items(attrgetter("max_prekeys"), rising=attrgetter("number"))
     ]
-    commitment: Annotated[bytes, Maybe(32)]
+    commitment: Annotated[bytes, Blob(32, step=32)]
     pieces: Annotated[bytes, Blob(_points(5))]
     signature: Signature = b""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """A member's signature under the survivor set for which it gave its part of a repair (`niss.protocol.carrying`)."""
+    """A member's signature under the survivor set for which it gave its part of a repair (`niss.protocol.repair`)."""
 
     seat: Seat
     signature: Annotated[bytes, Exact(64)]
@@ -275,3 +299,7 @@ class Refusal:
 
 
 Message = RoundOpen | Upload | RevealRequest | Reveal | Refusal
+
+# A tag is never used for anything else.
+MESSAGES: dict[int, type[Any]] = {1: RoundOpen, 2: Upload, 3: RevealRequest, 4: Reveal, 5: Refusal}
+TAGS = {kind: tag for tag, kind in MESSAGES.items()}

@@ -1,6 +1,18 @@
-"""The server's half of a repair: what a committee's answers give, and taking it out of the sum.
+"""A repair: verdicts on who survived, what a committee's answers give the server, and taking it out of the sum.
 
-Of a survivor that is the seed of its self-mask, and the keys of its edges to the lost.
+**Verdicts** say who survived a round, in a form that binds the rounds next to it: a threshold of its committee's
+signatures. A share that client k of round t carries to client j of round t + 1 has an end in each. If k is called
+dropped in round t, the committee of round t + 1 takes it out of what j subtracts; if j is called dropped in round
+t + 1, the committee of round t takes it out of what k added. Each does so against evidence of what the *other* round's
+committee was told: every member signs the one survivor set that it gives its part for (`vote`), and a `Verdict` has
+these signatures of a threshold of them.
+
+Two verdicts of one round cannot both be had. An honest member votes for one set a round, durably; with c colluders of n
+members two sets would need `2 t <= n + c` votes, and the threshold t is above half of that. So whoever is called
+dropped is so in its own round, in the one before and in the one after: everywhere its shares come out, or nowhere, and
+its mask only where they do not. Per round that is at most the number of clients that the schedule charges for.
+
+**Recovery.** Of a survivor come out the seed of its self-mask, and the keys of its edges to the lost.
 
 For each survivor the partials of as many members as the threshold are combined. Where it lost no neighbour, its own
 commitment to its self-mask says whether the result is right, and no proof is looked at. Where it did, or where that
@@ -14,9 +26,9 @@ to 90 microseconds each, without Python's lock, on all cores.
 
 from __future__ import annotations
 
-import math
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -25,12 +37,125 @@ from numpy.typing import NDArray
 
 from niss.errors import RemoteProtocolError
 from niss.protocol import committee, curve
-from niss.protocol.agreement import Agreed
+from niss.protocol.agreement import (
+    Agreed,
+    Edge,
+    commitment_of,
+    draw_committee,
+    participants_hash,
+    survivors_hash,
+    terms_hash,
+)
 from niss.protocol.committee import MemberStatement
-from niss.protocol.keys import Secret, SecretBytes
-from niss.protocol.messages import Reveal, Upload
-from niss.protocol.shares import carried_seed, derive_seed
+from niss.protocol.curve import Secret, SecretBytes
+from niss.protocol.keys import Identity, link_of, verify, verify_beacon
+from niss.protocol.messages import Beacon, Participant, Reveal, Terms, Upload, Verdict, Vote
+from niss.protocol.schedule import Schedule
+from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, add_gaussians
+
+_PURPOSE = "verdict"
+
+
+def _ballot(beacon: Beacon, commitment: bytes, survivors: tuple[int, ...]) -> bytes:
+    """What a vote signs: the set, and the round as its beacon was let out for it, which both neighbours know."""
+    return survivors_hash(hashlib.sha256(b"niss.verdict.v1" + beacon.value + commitment).digest(), survivors)
+
+
+def _ballot_of(agreed: Agreed, survivors: tuple[int, ...]) -> bytes:
+    opened = agreed.opened
+    following = () if opened.cohorts is None else opened.cohorts.following
+    return _ballot(opened.beacon, commitment_of(opened.terms, opened.participants, following), survivors)
+
+
+def vote(agreed: Agreed, survivors: tuple[int, ...], identity: Identity) -> bytes | None:
+    """A member's vote for the set that it gives its part for; None where no noise is carried over."""
+    return None if agreed.terms.carrying is None else identity.sign(_PURPOSE, _ballot_of(agreed, survivors))
+
+
+def check_vote(agreed: Agreed, survivors: tuple[int, ...], seat: int, given: bytes | None) -> None:
+    """Refuse (`RemoteProtocolError`) what is not that seat's vote for this set."""
+    if (given is None) != (agreed.terms.carrying is None):
+        raise RemoteProtocolError("a member votes in rounds that carry noise over, and in no others")
+    if given is not None:
+        verify(agreed.participants[seat].identity, _PURPOSE, _ballot_of(agreed, survivors), given)
+
+
+def make_verdict(agreed: Agreed, survivors: tuple[int, ...], votes: Iterable[Vote]) -> Verdict | None:
+    """The verdict of a round from votes that were checked; None where they are too few, or nothing is carried over."""
+    opened, listed = agreed.opened, sorted(votes, key=lambda one: one.seat)
+    if opened.cohorts is None or not 0 < opened.terms.threshold <= len(listed):
+        return None
+    following = participants_hash(opened.cohorts.following)
+    return Verdict(opened.beacon, following, survivors, tuple(listed[: opened.terms.threshold]))
+
+
+def dropped_before(agreed: Agreed, verdict: Verdict | None) -> tuple[int, ...]:
+    """The seats that the verdict of the round before calls dropped; none without one.
+
+    A `RemoteProtocolError` unless it is the verdict of just that round: its list, beacon and terms are those that this
+    round was opened with, and checked.
+    """
+    if verdict is None:
+        return ()
+    opened = agreed.opened
+    previous = None if opened.cohorts is None else opened.cohorts.previous
+    if previous is None:
+        raise RemoteProtocolError("the verdict of a round before the first")
+    if verdict.beacon != previous.beacon or verdict.following != participants_hash(opened.participants):
+        raise RemoteProtocolError("the verdict is not that of the round before")
+    return _dropped(verdict, previous.participants, previous.terms, opened.terms)
+
+
+def dropped_after(
+    agreed: Agreed, verdict: Verdict | None, schedule: Schedule, *, anchor: bytes, holder: bytes
+) -> tuple[int, ...]:
+    """The seats that the verdict of the next round calls dropped; else as in `dropped_before`.
+
+    Of that round this one knows the participants and the terms; that its beacon is the next link, let out for them, is
+    checked here.
+    """
+    after, terms = agreed.after, agreed.terms
+    if verdict is None or after is None:
+        raise RemoteProtocolError("there is no verdict of the next round, or no next round")
+    following = terms_hash(schedule.terms(terms.run, terms.round + 1))
+    verify_beacon(
+        verdict.beacon,
+        participants_hash(after.receivers) + following + verdict.following,
+        expected=link_of(terms.round + 1, 0),
+        anchor=anchor,
+        holder=holder,
+        after=agreed.opened.beacon.index,
+    )
+    return _dropped(verdict, after.receivers, following, terms)
+
+
+def _dropped(
+    verdict: Verdict, participants: tuple[Participant, ...], listed_terms: bytes, terms: Terms
+) -> tuple[int, ...]:
+    """The seats of that round which are not among the survivors, if a threshold of its committee voted for them.
+
+    Committee, threshold and cap are those of `terms`: a schedule has one of each for all its rounds.
+    """
+    size, survivors = len(participants), verdict.survivors
+    if list(survivors) != sorted(set(survivors)) or not all(0 <= seat < size for seat in survivors):
+        raise RemoteProtocolError("the survivor set of the verdict is not a list of seats")
+    if size - len(survivors) > terms.dropped:
+        raise RemoteProtocolError(
+            f"the verdict calls {size - len(survivors)} clients dropped, at most {terms.dropped} can be repaired"
+        )
+    members = draw_committee(verdict.beacon.value, participants, listed_terms, terms.committee)
+    voters = {one.seat for one in verdict.votes}
+    if len(voters) != len(verdict.votes) or not voters <= set(members).intersection(survivors):
+        raise RemoteProtocolError("a vote is not that of a surviving member of the round's committee")
+    if terms.mode != "repair" or len(voters) < terms.threshold:
+        raise RemoteProtocolError(f"a verdict needs the votes of {terms.threshold} members")
+    ballot = _ballot(
+        verdict.beacon, participants_hash(participants) + listed_terms + verdict.following, survivors
+    )
+    for one in verdict.votes:
+        verify(participants[one.seat].identity, _PURPOSE, ballot, one.signature)
+    return tuple(sorted(set(range(size)) - set(survivors)))
 
 
 @dataclass(repr=False)
@@ -38,15 +163,13 @@ class Recovered(Secret):
     """What came out for one survivor.
 
     mask     the seed of its self-mask; None: it stays
-    keys     by lost neighbour of its own round, the key of the edge to it
-    carried  by seat in a round next to it, the key of the edge to a client that was lost there
+    keys     by place in `Agreed.everyone`, the key of the edge to a client that was lost
     lies     (seat, what it did) of whoever is proven to have lied about it
     short    whether too few members gave true partials
     """
 
     mask: SecretBytes | None = None
     keys: dict[int, SecretBytes] = field(default_factory=dict)
-    carried: dict[int, SecretBytes] = field(default_factory=dict)
     lies: list[tuple[int, str]] = field(default_factory=list)
     short: bool = False
 
@@ -147,13 +270,7 @@ def _recover_one(
         point = _combined({number: one[place] for number, one in parts.items()})
         if point is None:
             continue
-        key, size = committee.open_seal(agreed, seat, other, point, upload.pieces), len(agreed.participants)
-        if other < size:
-            found.keys[other] = key
-        else:
-            # Asked once more, it is about the next round; else about the one before, whose clients come first.
-            after = () if masks or agreed.after is None else agreed.after.receivers
-            found.carried[other - (len(agreed.everyone) - len(after) if after else size)] = key
+        found.keys[other] = committee.open_seal(agreed, seat, other, point, upload.pieces)
     return found
 
 
@@ -174,66 +291,31 @@ def _mask(agreed: Agreed, seat: int, upload: Upload, partials: Mapping[int, byte
     return seed if committee.is_committed(agreed, seat, seed, upload.commitment) else None
 
 
-def take_out_edges(
-    agreed: Agreed, total: NDArray[np.uint64], survivors: set[int], recovered: dict[int, Recovered]
-) -> tuple[int, float]:
-    """Subtract the recovered shares of dropped clients; count those that stay, and their variance.
+def take_out_shares(
+    agreed: Agreed, total: NDArray[np.uint64], recovered: Mapping[int, Recovered]
+) -> list[Edge]:
+    """Take out of a sum the shares of survivors whose keys came out, with nobody left to cancel them; returns them.
 
-    A survivor that sent a share has `+n` in the sum and one that received it `-n`, with nobody left to cancel it.
+    A survivor that added a share has `+n` in the sum and one that subtracted it `-n`. What a survivor of the round
+    before carried to a client that was lost in this one is taken out of this round's sum.
     """
-    people = agreed.participants
-    uncancelled, extra, noises = 0, 0.0, []
-    for sender, receiver, variance in agreed.shares():
-        if (sender in survivors) == (receiver in survivors):
-            continue
-        sent = sender in survivors
-        here, gone = (sender, receiver) if sent else (receiver, sender)
-        key = recovered[here].keys.get(gone) if here in recovered else None
-        if key is None:
-            uncancelled += 1
-            extra += variance
-            continue
-        ends = people[sender].identity, people[receiver].identity
-        seed = derive_seed(key, agreed.context, *ends, "share")
-        noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), -1 if sent else 1))
+    found = [
+        (edge, one.keys[edge.place])
+        for seat, one in recovered.items()
+        if one.keys
+        for edge in agreed.edges(seat)
+        if edge.place in one.keys
+    ]
+    noises = [
+        (
+            SecretStream(derive_seed(key, edge.context, *edge.ends)),
+            agreed.grid.deviation_steps(edge.variance),
+            -edge.sign,
+        )
+        for edge, key in found
+    ]
     add_gaussians(total, noises)
-    return uncancelled, extra
-
-
-def take_out_carried(
-    agreed: Agreed,
-    total: NDArray[np.uint64],
-    survivors: tuple[tuple[int, ...], tuple[int, ...]],
-    recovered: tuple[dict[int, Recovered], dict[int, Recovered]],
-) -> tuple[int, tuple[float, float]]:
-    """Take out what is known of shares with one end in the sum of this round or of the one before.
-
-    survivors, recovered   of the round before, and of this one
-
-    Returns how many they were, and the variance of those that a survivor subtracted though nobody had added them, and
-    of those that were added in the round before and that nobody subtracted.
-    """
-    before = agreed.before
-    assert before is not None
-    everyone, (there, here) = set(range(len(agreed.participants))), map(set, survivors)
-    added, taken = recovered
-    noises, variances = [], ([0.0], [0.0])
-    halves = (
-        (0, before.between_seats(everyone - there, here), 1),
-        (1, before.between_seats(there, everyone - here), -1),
-    )
-    for half, shares, sign in halves:
-        for sender, receiver, variance in shares:
-            found, lost = (added.get(sender), receiver) if half else (taken.get(receiver), sender)
-            key = None if found is None else found.carried.get(lost)
-            if key is None:
-                continue
-            ends = before.senders[sender].identity, before.receivers[receiver].identity
-            seed = carried_seed(key, before.context, *ends)
-            noises.append((SecretStream(seed), agreed.grid.deviation_steps(variance), sign))
-            variances[half].append(variance)
-    add_gaussians(total, noises)
-    return len(noises), (math.fsum(variances[0]), math.fsum(variances[1]))
+    return [edge for edge, _ in found]
 
 
 def take_out_masks(

@@ -6,7 +6,7 @@ never waits for anyone, the driver decides when a stage is over. A message that 
 
 **Liars in a repair.** Each upload commits to its self-mask and, before anyone knows who drops out, to every piece of
 its secret. What a member of the committee makes of its piece carries a proof; of those members whose proofs hold, as
-many as the threshold are combined (`recovery`). Named in `Outcome.liars`, and an honest client never, is
+many as the threshold are combined (`niss.protocol.repair`). Named in `Outcome.liars`, and an honest client never, is
 
 - a member whose partials do not fit the pieces that their owners committed to, or that it was not asked for;
 - a client whose pieces do not fit together, or that committed to another self-mask than they give.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,8 +31,7 @@ from numpy.typing import NDArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred, residues
 from niss.protocol import committee
-from niss.protocol.agreement import Agreed, agree
-from niss.protocol.carrying import check_vote, dropped_before, make_verdict
+from niss.protocol.agreement import Agreed, Context, Edge, agree
 from niss.protocol.keys import Identity, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
@@ -47,9 +47,18 @@ from niss.protocol.messages import (
     Verdict,
     Vote,
 )
-from niss.protocol.repair import Recovered, recover, take_out_carried, take_out_edges, take_out_masks
+from niss.protocol.repair import (
+    Recovered,
+    check_vote,
+    dropped_before,
+    make_verdict,
+    recover,
+    take_out_masks,
+    take_out_shares,
+)
+from niss.protocol.shares import check_packed, sum_packed
 from niss.protocol.states import ServerStage, server_step
-from niss.protocol.wire import check_packed, decode, encode, signed_part, sum_packed
+from niss.protocol.wire import decode, encode, signed_part
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ class _Round:
     def lost(self) -> dict[int, list[int]]:
         """What the committee is asked for; of the round before only where its verdict can be shown."""
         before = () if self.ended is None else dropped_before(self.agreed, self.ended.verdict)
-        return committee.lost_neighbours(self.agreed, self.survivors, before)
+        return committee.lost_edges(self.agreed, self.survivors, before=before)
 
     def lie(self, seat: int, what: str) -> None:
         """Note what only a liar does. `what` is one of a few texts: a liar cannot make this list long."""
@@ -355,20 +364,20 @@ class Server:
         total = sum_packed(vectors, terms.coordinates, terms.modulus_bits)
         dropped = tuple(sorted(set(range(len(agreed.participants))) - set(survivors)))
         recovered = _recover(current) if current.reveals else {}
-        uncancelled, extra = take_out_edges(agreed, total, set(survivors), recovered)
+        taken = take_out_shares(agreed, total, recovered) if recovered and survivors else []
         masked: tuple[int, ...] = ()
         if terms.mode == "repair":
             masked = take_out_masks(agreed, total, survivors, recovered)
-            extra += len(masked) * terms.self_variance
+        uncancelled, extra = _still_in(agreed.left(survivors), taken, agreed.context)
+        extra += len(masked) * terms.self_variance
         repaired = 0.0, 0.0
-        if agreed.before is not None:
-            lost, left = agreed.before.left(current.survived, survivors)
-            if current.ended is not None and survivors:
-                ends = current.ended.survivors, survivors
-                known = _recover_carried(current), recovered
-                taken_out, repaired = take_out_carried(agreed, total, ends, known)
-                lost -= taken_out
-            uncancelled, extra = uncancelled + lost, extra + max(left - sum(repaired), 0.0)
+        if (before := agreed.before) is not None:
+            late = _recover_carried(current) if survivors else {}
+            gone = [one for one in taken if one.context == before.context]
+            lost = take_out_shares(current.ended.agreed, total, late) if current.ended and late else []
+            count, left = _still_in(before.left(current.survived, survivors), gone + lost, before.context)
+            uncancelled, extra = uncancelled + count, extra + left
+            repaired = _variance(gone), _variance(lost)
         self.state = following
         self.ended = None
         if agreed.after is not None and survivors == current.survivors:
@@ -409,6 +418,17 @@ class Server:
         return current, following
 
 
+def _variance(edges: list[Edge]) -> float:
+    return math.fsum(edge.variance for edge in edges)
+
+
+def _still_in(left: tuple[int, float], taken: list[Edge], context: Context) -> tuple[int, float]:
+    """Shares of one context with one end in the sum, and their variance, less what was taken out of it."""
+    out = [edge for edge in taken if edge.context == context]
+    count, variance = left[0] - len(out), left[1] - _variance(out)
+    return count, max(variance, 0.0) if count else 0.0
+
+
 def _recover(current: _Round) -> dict[int, Recovered]:
     """By survivor, what the committee gave; lies and gaps are noted."""
     recovered, lies = recover(current.agreed, current.lost, current.uploads, current.reveals)
@@ -438,7 +458,7 @@ def _lost_receivers(current: _Round) -> dict[int, list[int]]:
     if current.ended is None:
         return {}
     gone = set(range(len(current.agreed.participants))) - set(current.survivors)
-    return committee.lost_receivers(current.ended.agreed, current.ended.survivors, gone)
+    return committee.lost_edges(current.ended.agreed, current.ended.survivors, after=gone)
 
 
 def _named(seats: list[int]) -> str:

@@ -12,12 +12,19 @@ context twice gives the same seeds, which is why a client answers each context a
 **Noise.** A client adds to its rounded update the shares of its edges, fresh residual noise and, in mode `repair`, its
 self-mask (Bonawitz et al., 2017, mask twice for the same reason: a late upload must not be bared by a repair). All of
 it is on the grid and modulo 2^64, so that what both ends of an edge add cancels to the last bit.
+
+**Packing.** The vector of an upload holds residues modulo 2^bits without a spare bit: one value after another, lowest
+bit first, the last byte filled up with zeros. For 32 and 64 bits, which is what rounds use (`Grid.check_fits`), that is
+a plain little-endian array and costs a copy; other widths go through single bits, 64 bytes of memory for each value.
+Every vector has exactly one packed form, and only that is unpacked.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -27,24 +34,15 @@ from numpy.typing import NDArray
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.rounding import round_randomly
-from niss.protocol.agreement import Agreed, RoundContext
-from niss.protocol.carried import CarriedContext
-from niss.protocol.keys import (
-    PUBLIC_BYTES,
-    SECRET_BYTES,
-    Entropy,
-    Secret,
-    SecretBytes,
-    length_prefixed,
-    purpose_bytes,
-)
+from niss.protocol.agreement import Agreed, Context, Edge
+from niss.protocol.curve import Entropy, Secret, SecretBytes, length_prefixed
+from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES
+from niss.protocol.messages import NARROWEST, WIDEST
 from niss.randomness import SecretStream, add_gaussians
 
 SEED_BYTES = 32
 _PAIR_TAG = b"niss.pair.v1"
 _KEY_TAG = b"niss.edge-key.v1"
-_SEED_TAG = b"niss.seed.v1"
-_CARRIED_TAG = b"niss.carried-seed.v1"
 
 Steps = NDArray[np.int64]
 
@@ -72,7 +70,7 @@ def pair_secret(own_prekey_private: bytes, their_prekey_public: bytes) -> Secret
     return SecretBytes(hashlib.sha256(length_prefixed(_PAIR_TAG, agreed, first, second)).digest())
 
 
-def edge_key(secret: bytes, context: RoundContext | CarriedContext, one: bytes, other: bytes) -> SecretBytes:
+def edge_key(secret: bytes, context: Context, one: bytes, other: bytes) -> SecretBytes:
     """What two clients share in one context: HKDF of their `pair_secret`, the same for both, in either order."""
     secret = SecretBytes(secret)
     first, second = sorted((one, other))
@@ -80,32 +78,12 @@ def edge_key(secret: bytes, context: RoundContext | CarriedContext, one: bytes, 
     return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(secret))
 
 
-def derive_seed(
-    key: bytes, context: RoundContext, sender: bytes, receiver: bytes, purpose: str
-) -> SecretBytes:
-    """The 32-byte seed of what `sender` shares with `receiver`; the way back has another one. HKDF-SHA256.
+def derive_seed(key: bytes, context: Context, sender: bytes, receiver: bytes) -> SecretBytes:
+    """The 32-byte seed of what `sender` adds and `receiver` subtracts; the way back has another one. HKDF-SHA256.
 
-    `key` is their `edge_key`; `sender` and `receiver` are identities; `purpose` is "share" for noise.
+    `key` is their `edge_key` in that context; `sender` and `receiver` are identities.
     """
     key = SecretBytes(key)
-    return _expand(_SEED_TAG, key, context, sender, receiver, purpose)
-
-
-def carried_seed(key: bytes, context: CarriedContext, sender: bytes, receiver: bytes) -> SecretBytes:
-    """The seed of the share that `sender` adds in one round and `receiver` subtracts in the next."""
-    key = SecretBytes(key)
-    return _expand(_CARRIED_TAG, key, context, sender, receiver, "carried")
-
-
-def _expand(
-    tag: bytes,
-    key: SecretBytes,
-    context: RoundContext | CarriedContext,
-    sender: bytes,
-    receiver: bytes,
-    purpose: str,
-) -> SecretBytes:
-    """32 bytes of HKDF-SHA256 over an edge key, bound to context, direction and purpose."""
     for name, identity in (("sender", sender), ("receiver", receiver)):
         if not isinstance(identity, bytes) or len(identity) != PUBLIC_BYTES:
             raise LocalProtocolError(f"{name}: must be the {PUBLIC_BYTES} bytes of an identity")
@@ -113,7 +91,7 @@ def _expand(
         raise LocalProtocolError("sender and receiver are the same", hint="no client is its own neighbour")
     if len(key) != SEED_BYTES:
         raise LocalProtocolError(f"the key of an edge has {SEED_BYTES} bytes, as `edge_key` returns it")
-    info = length_prefixed(tag, *context.fields(), sender, receiver, purpose_bytes(purpose))
+    info = length_prefixed(context.seed_tag, *context.fields(), sender, receiver, context.purpose)
     return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(key))
 
 
@@ -153,31 +131,9 @@ class EdgeKeys(Secret):
         """
         return [self.key(place) for place in self.agreed.edge_places(self.seat)]
 
-    def carried(self) -> list[tuple[SecretBytes, float, int]]:
-        """Seed, variance and sign of every share that is carried from this client, or to it."""
-        before, after, shares = self.agreed.before, self.agreed.after, []
-        if after is not None:
-            own, first = after.senders[self.seat].identity, len(self.agreed.everyone) - len(after.receivers)
-            for seat, variance in after.edges_from(self.seat):
-                seed = carried_seed(
-                    self.key(first + seat), after.context, own, after.receivers[seat].identity
-                )
-                shares.append((seed, variance, 1))
-        if before is not None:
-            own, first = before.receivers[self.seat].identity, len(self.agreed.participants)
-            for seat, variance in before.edges_to(self.seat):
-                seed = carried_seed(
-                    self.key(first + seat), before.context, before.senders[seat].identity, own
-                )
-                shares.append((seed, variance, -1))
-        return shares
-
-    def edge_seed(self, sender: int, receiver: int) -> SecretBytes:
-        """The seed of the share from `sender` to `receiver`, this client being one of the two."""
-        people = self.agreed.participants
-        key = self.key(receiver if self.seat == sender else sender)
-        ends = people[sender].identity, people[receiver].identity
-        return derive_seed(key, self.agreed.context, *ends, "share")
+    def seed(self, edge: Edge) -> SecretBytes:
+        """The seed of a share in this client's upload."""
+        return derive_seed(self.key(edge.place), edge.context, *edge.ends)
 
 
 def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy) -> Steps:
@@ -202,12 +158,8 @@ def masked_upload(
     agreed, terms = keys.agreed, keys.agreed.terms
     vector = steps.astype(np.int64).view(np.uint64)
     noises = [
-        (SecretStream(keys.edge_seed(sender, receiver)), deviation, 1 if sender == keys.seat else -1)
-        for sender, receiver, deviation in agreed.edges_of(keys.seat)
-    ]
-    noises += [
-        (SecretStream(seed), agreed.grid.deviation_steps(variance), sign)
-        for seed, variance, sign in keys.carried()
+        (SecretStream(keys.seed(edge)), agreed.grid.deviation_steps(edge.variance), edge.sign)
+        for edge in agreed.edges(keys.seat)
     ]
     if terms.residual_variance:
         # Never from a seed anyone else could replay.
@@ -216,3 +168,77 @@ def masked_upload(
         noises.append((SecretStream(mask), agreed.grid.deviation_steps(terms.self_variance), 1))
     add_gaussians(vector, noises)
     return vector
+
+
+_PLAIN = {16: "<u2", 32: "<u4", 64: "<u8"}
+
+
+def packed_size(count: int, modulus_bits: int) -> int:
+    """How many bytes `count` values take: `ceil(count * modulus_bits / 8)`."""
+    if type(modulus_bits) is not int or not NARROWEST <= modulus_bits <= WIDEST:
+        raise LocalProtocolError(f"modulus_bits: must be a whole number from {NARROWEST} to {WIDEST}")
+    if type(count) is not int or count < 0:
+        raise LocalProtocolError("count: must be a whole number, 0 or more")
+    return (count * modulus_bits + 7) // 8
+
+
+def pack(values: NDArray[np.uint64] | NDArray[np.int64], modulus_bits: int) -> bytes:
+    """The values modulo 2^modulus_bits (negative ones wrap around, as in two's complement), packed.
+
+    `values` has one axis, of uint64 or int64; `modulus_bits` is 16 to 64. Anything else is a `LocalProtocolError`.
+    """
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype not in (np.uint64, np.int64):
+        raise LocalProtocolError("values: must be a one-dimensional array of uint64 or int64")
+    packed_size(values.size, modulus_bits)
+    if modulus_bits in _PLAIN:
+        return values.view(np.uint64).astype(_PLAIN[modulus_bits]).tobytes()  # keeps the low bits
+    octets = values.view(np.uint64).astype("<u8").view(np.uint8).reshape(-1, 8)
+    bits = np.unpackbits(octets, axis=1, bitorder="little", count=modulus_bits)
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def check_packed(data: bytes, count: int, modulus_bits: int) -> None:
+    """Refuse (`RemoteProtocolError`) what `pack` cannot have made of `count` values."""
+    size = packed_size(count, modulus_bits)
+    if len(data) != size:
+        raise RemoteProtocolError(
+            f"vector: has {len(data)} bytes, but {count} values of {modulus_bits} bits take {size}"
+        )
+    spare = 8 * size - count * modulus_bits
+    if size and data[-1] >> (8 - spare):
+        raise RemoteProtocolError("vector: the bits after the last value must be zero")
+
+
+def unpack(data: bytes, count: int, modulus_bits: int) -> NDArray[np.uint64]:
+    """The `count` values that were packed, in an array of their own.
+
+    What `pack` cannot have made is a `RemoteProtocolError`: another length, or bits set after the last value.
+    """
+    check_packed(data, count, modulus_bits)
+    if modulus_bits in _PLAIN:
+        return _plain(data, modulus_bits).astype(np.uint64)
+    flat = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=count * modulus_bits)
+    octets = np.zeros((count, 8), dtype=np.uint8)
+    octets[:, : -(-modulus_bits // 8)] = np.packbits(
+        flat.reshape(count, modulus_bits), axis=1, bitorder="little"
+    )
+    return octets.reshape(-1).view("<u8").astype(np.uint64)
+
+
+def sum_packed(vectors: Iterable[bytes], count: int, modulus_bits: int) -> NDArray[np.uint64]:
+    """The sum of packed vectors of `count` values; only its residue modulo 2^modulus_bits means anything.
+
+    One vector at a time: memory is the sum and, for 16, 32 and 64 bits, nothing more.
+    """
+    total: NDArray[Any] = np.zeros(count, dtype=_PLAIN.get(modulus_bits, "<u8"))
+    for data in vectors:
+        if modulus_bits in _PLAIN:
+            check_packed(data, count, modulus_bits)
+            total += _plain(data, modulus_bits)
+        else:
+            total += unpack(data, count, modulus_bits)
+    return total.astype(np.uint64)
+
+
+def _plain(data: bytes, modulus_bits: int) -> NDArray[Any]:
+    return np.frombuffer(data, dtype=_PLAIN[modulus_bits])

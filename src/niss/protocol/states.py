@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.keys import SecretBytes
+from niss.protocol.curve import SecretBytes
 
 
 class ClientStage(Enum):

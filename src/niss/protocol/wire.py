@@ -1,122 +1,423 @@
-"""Messages as bytes: compact, versioned, and canonical, so that a signature over an encoding is safe.
+"""Messages as bytes, and the kinds of fields they are made of: each writes itself, reads itself, and refuses.
+
+Each message is one string of bytes, compact, versioned and canonical, so that a signature over an encoding is safe:
 
     magic "NISS" | version, 1 byte | tag of the message, 1 byte | its fields, as their types say
 
-    tag  message         bytes, with its signature, for seats below 128
-    1    RoundOpen       about 250, and 130 for each participant, of three rounds where noise is carried over
-    2    Upload          109, the vector, 98 for each fresh prekey; in `repair` 97 more, 64 for each member of the
-                         committee, or 32 for one whose piece follows, and 32 for each edge
-    3    RevealRequest   107, and for each survivor 97, or 65 where the piece follows; with the verdict of a round next
-                         to it 133 more, 1 for each survivor, 65 for each vote
-    4    Reveal          106, for each survivor 51, and 32 for its mask and each neighbour that it lost; 64 for a vote
-    5    Refusal         104, and its text
+A message says of each of its fields which kind it is, by its type (`niss.protocol.messages`): `record_of` makes the
+layout of a dataclass from its annotations. Both directions run the same checks, so each value has one form, nothing is
+written that would not be read, and each accepted encoding is that of the message it decodes to:
 
-Each message has one encoding and each accepted encoding is that of the message it decodes to. What is refused is
-named by its field and never quoted. No length is believed before the bytes for it are there: `decode` takes about
-as much memory as a vector it is given, and some 35 times as much as a message that is all tiny items (Python's
-objects are larger than one-byte pieces), of which `WireLimits` allows only so many.
+    number              varint in its shortest form: seven bits a byte, lowest first, below 2^64
+    float               IEEE float64, lowest byte first
+    one of a few words  its place in the list, one byte
+    what may be None    after a byte that says whether it is there
+    key, hash, seed     bytes of a fixed length, bare
+    other bytes, text   after their length, a varint
+    sequence            after the number of its items, a varint
+    record              its fields, one after another
 
-The vector of an upload holds residues modulo 2^bits without a spare bit: one value after another, lowest bit first, the
-last byte filled up with zeros. For 32 and 64 bits, which is what rounds use (`Grid.check_fits`), that is a plain
-little-endian array and costs a copy; other widths go through single bits, 64 bytes of memory for each value. Every
-vector has exactly one packed form, and only that is unpacked.
+A length is checked against `WireLimits` and against the bytes that are left before memory is taken for it: `decode`
+takes about as much memory as a vector it is given, and some 35 times as much as a message that is all tiny items
+(Python's objects are larger than one-byte pieces). What is refused is a `Fault`, named by the `path` to its field and
+never quoted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any, cast
+import math
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_origin, get_type_hints
 
-import numpy as np
-from numpy.typing import NDArray
+from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 
-from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.messages import (
-    NARROWEST,
-    WIDEST,
-    Message,
-    Refusal,
-    Reveal,
-    RevealRequest,
-    RoundOpen,
-    Upload,
+if TYPE_CHECKING:
+    from niss.protocol.messages import Message
+
+UINT64 = (1 << 64) - 1
+# The varints of one and two bytes: nearly all there are.
+_SHORT = tuple(
+    bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80, value >> 7]) for value in range(1 << 14)
 )
-from niss.protocol.wire_fields import Fault, Reader, Writer, record_of
-from niss.protocol.wire_fields import WireLimits as WireLimits
-
-_PLAIN = {16: "<u2", 32: "<u4", 64: "<u8"}
 
 
-def packed_size(count: int, modulus_bits: int) -> int:
-    """How many bytes `count` values take: `ceil(count * modulus_bits / 8)`."""
-    if type(modulus_bits) is not int or not NARROWEST <= modulus_bits <= WIDEST:
-        raise LocalProtocolError(f"modulus_bits: must be a whole number from {NARROWEST} to {WIDEST}")
-    if type(count) is not int or count < 0:
-        raise LocalProtocolError("count: must be a whole number, 0 or more")
-    return (count * modulus_bits + 7) // 8
+@dataclass(frozen=True)
+class WireLimits:
+    """The most that a message may hold; checked before memory is taken for it.
 
-
-def pack(values: NDArray[np.uint64] | NDArray[np.int64], modulus_bits: int) -> bytes:
-    """The values modulo 2^modulus_bits (negative ones wrap around, as in two's complement), packed.
-
-    `values` has one axis, of uint64 or int64; `modulus_bits` is 16 to 64. Anything else is a `LocalProtocolError`.
+    max_participants    seats of a round, survivors, members of a committee
+    max_coordinates     length of an update; a vector takes up to 8 bytes for each
+    max_message_bytes   a whole message: by default a vector of 2^28 coordinates and 8 MiB
+    max_prekeys         fresh prekeys in an upload
+    max_reason_bytes    the text of a refusal
     """
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype not in (np.uint64, np.int64):
-        raise LocalProtocolError("values: must be a one-dimensional array of uint64 or int64")
-    packed_size(values.size, modulus_bits)
-    if modulus_bits in _PLAIN:
-        return values.view(np.uint64).astype(_PLAIN[modulus_bits]).tobytes()  # keeps the low bits
-    octets = values.view(np.uint64).astype("<u8").view(np.uint8).reshape(-1, 8)
-    bits = np.unpackbits(octets, axis=1, bitorder="little", count=modulus_bits)
-    return np.packbits(bits, bitorder="little").tobytes()
+
+    max_participants: int = 10_000
+    max_coordinates: int = 1 << 28
+    max_message_bytes: int = (1 << 31) + (1 << 23)
+    max_prekeys: int = 256
+    max_reason_bytes: int = 500
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int or not 0 < value <= UINT64:
+                raise ConfigError("must be a whole number above zero", field=field.name)
 
 
-def check_packed(data: bytes, count: int, modulus_bits: int) -> None:
-    """Refuse (`RemoteProtocolError`) what `pack` cannot have made of `count` values."""
-    size = packed_size(count, modulus_bits)
-    if len(data) != size:
-        raise RemoteProtocolError(
-            f"vector: has {len(data)} bytes, but {count} values of {modulus_bits} bits take {size}"
-        )
-    spare = 8 * size - count * modulus_bits
-    if size and data[-1] >> (8 - spare):
-        raise RemoteProtocolError("vector: the bits after the last value must be zero")
+# The largest value, length or count of a field under given limits, or under any.
+Bound = Callable[[WireLimits], int]
 
 
-def unpack(data: bytes, count: int, modulus_bits: int) -> NDArray[np.uint64]:
-    """The `count` values that were packed, in an array of their own.
+def _bound(high: Bound | int) -> Bound:
+    return high if callable(high) else lambda _: high
 
-    What `pack` cannot have made is a `RemoteProtocolError`: another length, or bits set after the last value.
+
+class Fault(Exception):
+    """A value that may not be on the wire: our own fault when writing, that of whoever sent it when reading."""
+
+
+class _Place:
+    """Where a reader or writer is: the fields and items, from the outside in, that lead to the value at hand."""
+
+    def __init__(self, limits: WireLimits) -> None:
+        self.limits = limits
+        self.path: list[str | int] = []
+
+    def __str__(self) -> str:
+        return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+
+
+class Writer(_Place):
+    """Collects the bytes of a message: `parts`, and their `size` so far."""
+
+    def __init__(self, limits: WireLimits) -> None:
+        super().__init__(limits)
+        self.parts, self.size = list[bytes](), 0
+
+    def raw(self, data: bytes) -> None:
+        """Appends bytes as they are."""
+        self.parts.append(data)
+        self.size += len(data)
+
+    def varint(self, value: int) -> None:
+        """Appends a number below 2^64 in its shortest form."""
+        if value < len(_SHORT):
+            self.raw(_SHORT[value])
+            return
+        out = bytearray()
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+        self.raw(bytes(out))
+
+
+class Reader(_Place):
+    """Takes a message apart from front to back, and never reaches beyond its end.
+
+    A slice of the message is the only memory it takes; `at` is the place of the next byte.
     """
-    check_packed(data, count, modulus_bits)
-    if modulus_bits in _PLAIN:
-        return _plain(data, modulus_bits).astype(np.uint64)
-    flat = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=count * modulus_bits)
-    octets = np.zeros((count, 8), dtype=np.uint8)
-    octets[:, : -(-modulus_bits // 8)] = np.packbits(
-        flat.reshape(count, modulus_bits), axis=1, bitorder="little"
-    )
-    return octets.reshape(-1).view("<u8").astype(np.uint64)
+
+    def __init__(self, data: bytes, limits: WireLimits, at: int = 0) -> None:
+        super().__init__(limits)
+        self.data, self.at = data, at
+
+    @property
+    def left(self) -> int:
+        """How many bytes are still to be read."""
+        return len(self.data) - self.at
+
+    def raw(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        if count > self.left:
+            raise Fault("the message ends too early")
+        start, self.at = self.at, self.at + count
+        return self.data[start : self.at]
+
+    def varint(self) -> int:
+        """The next number: at most ten bytes, in its shortest form, below 2^64; anything else is a `Fault`."""
+        value = shift = 0
+        while True:
+            if not self.left:
+                raise Fault("the message ends too early")
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise Fault("the number is too long")
+        if value > UINT64:
+            raise Fault("the number is too large")
+        if not byte and shift:
+            raise Fault("the number is not in its shortest form")
+        return value
 
 
-def sum_packed(vectors: Iterable[bytes], count: int, modulus_bits: int) -> NDArray[np.uint64]:
-    """The sum of packed vectors of `count` values; only its residue modulo 2^modulus_bits means anything.
+class Field(ABC):
+    """One kind of field; `smallest` is the fewest bytes it can take.
 
-    One vector at a time: memory is the sum and, for 16, 32 and 64 bits, nothing more.
+    `read` takes from any bytes whatever exactly the values that `write` accepts.
     """
-    total: NDArray[Any] = np.zeros(count, dtype=_PLAIN.get(modulus_bits, "<u8"))
-    for data in vectors:
-        if modulus_bits in _PLAIN:
-            check_packed(data, count, modulus_bits)
-            total += _plain(data, modulus_bits)
-        else:
-            total += unpack(data, count, modulus_bits)
-    return total.astype(np.uint64)
+
+    smallest = 1
+
+    @abstractmethod
+    def write(self, out: Writer, value: Any) -> None:
+        """Appends the value, or raises a `Fault`."""
+
+    @abstractmethod
+    def read(self, source: Reader) -> Any:
+        """Takes the next value, or raises a `Fault`."""
 
 
-def _plain(data: bytes, modulus_bits: int) -> NDArray[Any]:
-    return np.frombuffer(data, dtype=_PLAIN[modulus_bits])
+class Uint(Field):
+    """A whole number from `low` up to a bound; a bool or a numpy number is not one."""
+
+    def __init__(self, high: Bound | int = UINT64, low: int = 0) -> None:
+        self.low, self.high = low, _bound(high)
+
+    def _checked(self, value: int, limits: WireLimits) -> int:
+        if not self.low <= value <= self.high(limits):
+            raise Fault(f"must lie between {self.low} and {self.high(limits)}")
+        return value
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not int:
+            raise Fault("must be a whole number (int)")
+        out.varint(self._checked(value, out.limits))
+
+    def read(self, source: Reader) -> int:
+        return self._checked(source.varint(), source.limits)
+
+
+class Real(Field):
+    """A float64 that is finite and not negative; minus zero is refused: it equals zero."""
+
+    smallest = 8
+
+    def _checked(self, value: float) -> float:
+        if not math.isfinite(value) or math.copysign(1.0, value) < 0:
+            raise Fault("must be finite and not negative")
+        return value
+
+    def write(self, out: Writer, value: Any) -> None:
+        if not isinstance(value, float):  # an int would come back as a float, and hash differently
+            raise Fault("must be a float")
+        out.raw(struct.pack("<d", self._checked(value)))
+
+    def read(self, source: Reader) -> float:
+        return self._checked(struct.unpack("<d", source.raw(8))[0])
+
+
+class Choice(Field):
+    """One of a few words, as its place in the list, in one byte. A word's place never changes."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self.words = words
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not str or value not in self.words:
+            raise Fault(f"must be one of {', '.join(self.words)}")
+        out.raw(bytes([self.words.index(value)]))
+
+    def read(self, source: Reader) -> str:
+        place = source.raw(1)[0]
+        if place >= len(self.words):
+            raise Fault(f"must be one of {', '.join(self.words)}")
+        return self.words[place]
+
+
+class Exact(Field):
+    """Bytes of one fixed length, such as a key or a hash."""
+
+    def __init__(self, length: int) -> None:
+        self.smallest = length
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not bytes or len(value) != self.smallest:
+            raise Fault(f"must be {self.smallest} bytes")
+        out.raw(value)
+
+    def read(self, source: Reader) -> bytes:
+        return source.raw(self.smallest)
+
+
+class Blob(Field):
+    """Bytes of any length between `low` and a bound, after their length. Only `bytes`: nothing that could change.
+
+    With `step`, a whole number of pieces of that length: `Blob(64, step=64)` is a signature, or empty until it is made.
+    """
+
+    def __init__(self, high: Bound | int, low: int = 0, step: int = 1) -> None:
+        self.low, self.high, self.step = low, _bound(high), step
+
+    def _checked(self, length: int, limits: WireLimits) -> int:
+        low, high, step = self.low, self.high(limits), self.step
+        if high == step and length not in (low, high):
+            raise Fault(f"must be {step} bytes, or empty")
+        if not low <= length <= high:
+            raise Fault(f"must hold between {low} and {high} bytes")
+        if length % step:
+            raise Fault(f"must hold whole pieces of {step} bytes")
+        return length
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not bytes:
+            raise Fault("must be bytes")
+        out.varint(self._checked(len(value), out.limits))
+        out.raw(value)
+
+    def read(self, source: Reader) -> Any:
+        return source.raw(self._checked(source.varint(), source.limits))
+
+
+class Text(Blob):
+    """Text in UTF-8, after its length in bytes."""
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not str:
+            raise Fault("must be text (str)")
+        try:
+            data = value.encode()
+        except UnicodeEncodeError:
+            raise Fault("must be text that UTF-8 can hold") from None
+        super().write(out, data)
+
+    def read(self, source: Reader) -> str:
+        data: bytes = super().read(source)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise Fault("must be text in UTF-8") from None
+
+
+class Optional(Field):
+    """A field after a byte that says whether it is there: 1, or 0 for None."""
+
+    def __init__(self, item: Field) -> None:
+        self.item = item
+
+    def write(self, out: Writer, value: Any) -> None:
+        out.raw(bytes([value is not None]))
+        if value is not None:
+            self.item.write(out, value)
+
+    def read(self, source: Reader) -> Any:
+        there = source.raw(1)[0]
+        if there > 1:
+            raise Fault("must be there or not: 1 or 0")
+        return self.item.read(source) if there else None
+
+
+@dataclass(frozen=True)
+class Items:
+    """The most items of a tuple; with `rising` or `unique`, the key of an item that must grow, or may not recur."""
+
+    high: Bound
+    rising: Callable[[Any], Any] | None = None
+    unique: Callable[[Any], Any] | None = None
+
+
+class Sequence(Field):
+    """A tuple, after its length; its `Items` see to it that a set has one encoding, and no seat can be named twice."""
+
+    def __init__(self, item: Field, items: Items) -> None:
+        self.item, self.items = item, items
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not tuple:
+            raise Fault("must be a tuple")
+        out.varint(self._count(len(value), out.limits))
+
+        def written(item: Any) -> Any:
+            self.item.write(out, item)
+            return item
+
+        self._gather(map(written, value), out.path)
+
+    def read(self, source: Reader) -> tuple[Any, ...]:
+        count = self._count(source.varint(), source.limits)
+        if count * self.item.smallest > source.left:
+            raise Fault("the message ends too early")
+        return self._gather((self.item.read(source) for _ in range(count)), source.path)
+
+    def _count(self, count: int, limits: WireLimits) -> int:
+        if count > self.items.high(limits):
+            raise Fault(f"must hold at most {self.items.high(limits)} items")
+        return count
+
+    def _gather(self, items: Iterable[Any], path: list[str | int]) -> tuple[Any, ...]:
+        """All items. Order is checked as they come: a long list in the wrong order is refused at its first fault."""
+        rising, unique = self.items.rising, self.items.unique
+        gathered: list[Any] = []
+        path.append(0)
+        for item in items:
+            if gathered and rising is not None and rising(gathered[-1]) >= rising(item):
+                path.pop()
+                raise Fault("must be in rising order, none of them twice")
+            gathered.append(item)
+            path[-1] = len(gathered)
+        path.pop()
+        if unique is not None and len({unique(item) for item in gathered}) != len(gathered):
+            raise Fault("must all differ")
+        return tuple(gathered)
+
+
+class Record(Field):
+    """A frozen dataclass, field by field in its own order, each of the kind that its type says."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        hints = get_type_hints(kind, include_extras=True)
+        self.kind, self.layout = kind, {field.name: _kind_of(hints[field.name]) for field in fields(kind)}
+        self.smallest = sum(field.smallest for field in self.layout.values())
+
+    def write(self, out: Writer, value: Any) -> None:
+        if type(value) is not self.kind:
+            raise Fault(f"must be a {self.kind.__name__}")
+        for name, field in self.layout.items():
+            out.path.append(name)
+            field.write(out, getattr(value, name))
+            out.path.pop()
+
+    def read(self, source: Reader) -> Any:
+        values: dict[str, Any] = {}
+        for name, field in self.layout.items():
+            source.path.append(name)
+            values[name] = field.read(source)
+            source.path.pop()
+        return self.kind(**values)
+
+
+_RECORDS: dict[type[Any], Record] = {}
+
+
+def record_of(kind: type[Any]) -> Record:
+    """The layout of a dataclass, made once."""
+    return _RECORDS.get(kind) or _RECORDS.setdefault(kind, Record(kind))
+
+
+def _kind_of(hint: Any) -> Field:
+    """The kind that a type stands for: what it is annotated with, or what follows from it."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        for note in arguments[1:]:
+            if isinstance(note, Field):
+                return note
+            if isinstance(note, Items):
+                return Sequence(_kind_of(get_args(arguments[0])[0]), note)
+    if type(None) in arguments:
+        return Optional(_kind_of(next(one for one in arguments if one is not type(None))))
+    if hint is float:
+        return Real()
+    if is_dataclass(hint) and isinstance(hint, type):
+        return record_of(hint)
+    raise TypeError(f"{hint} does not say what it is on the wire")
 
 
 MAGIC = b"NISS"
@@ -125,9 +426,6 @@ HEADER_BYTES = len(MAGIC) + 2
 SIGNING_DOMAIN = b"niss signed message v1\x00"
 
 _DEFAULT = WireLimits()
-# A tag is never used for anything else.
-MESSAGES: dict[int, type[Any]] = {1: RoundOpen, 2: Upload, 3: RevealRequest, 4: Reveal, 5: Refusal}
-TAGS = {kind: tag for tag, kind in MESSAGES.items()}
 
 
 def encode(message: Message, *, limits: WireLimits = _DEFAULT) -> bytes:
@@ -150,6 +448,8 @@ def decode(data: bytes, *, limits: WireLimits = _DEFAULT) -> Message:
         raise RemoteProtocolError(f"message: larger than {limits.max_message_bytes} bytes")
     if data[: len(MAGIC)] != MAGIC or len(data) < HEADER_BYTES:
         raise RemoteProtocolError("magic: this is not a niss message")
+    from niss.protocol.messages import MESSAGES  # They are declared with the kinds of fields above.
+
     version, tag = data[len(MAGIC) : HEADER_BYTES]
     if version != VERSION:
         upgrade = "the side that sent it" if version < VERSION else "this side"
@@ -164,10 +464,10 @@ def decode(data: bytes, *, limits: WireLimits = _DEFAULT) -> Message:
     try:
         message = record_of(MESSAGES[tag]).read(reader)
     except Fault as fault:
-        raise RemoteProtocolError(str(fault.within(name))) from None
+        raise RemoteProtocolError(f"{name}{reader}: {fault}") from None
     if reader.left:
         raise RemoteProtocolError(f"{name}: {reader.left} bytes too many at the end")
-    return cast(Message, message)
+    return cast("Message", message)
 
 
 def signed_part(message: Message, *, limits: WireLimits = _DEFAULT) -> bytes:
@@ -175,21 +475,25 @@ def signed_part(message: Message, *, limits: WireLimits = _DEFAULT) -> bytes:
 
     Signatures inside the message (of prekeys, the beacon) stay in: the signer vouches for them too.
     """
-    if type(message) not in TAGS:
-        raise LocalProtocolError("message: must be one of the messages of the protocol")
+    _tag_of(message)
     return b"".join([SIGNING_DOMAIN, *write(replace(message, signature=b""), Writer(limits)).parts])
 
 
 def write(message: Message, writer: Writer) -> Writer:
     """Writes header and fields; for those who want to watch the writer at work. Returns the writer."""
-    tag = TAGS.get(type(message))
-    if tag is None:
-        raise LocalProtocolError("message: must be one of the messages of the protocol")
-    writer.raw(MAGIC + bytes([VERSION, tag]))
+    writer.raw(MAGIC + bytes([VERSION, _tag_of(message)]))
     try:
         record_of(type(message)).write(writer, message)
     except Fault as fault:
-        raise LocalProtocolError(str(fault.within(type(message).__name__))) from None
+        raise LocalProtocolError(f"{type(message).__name__}{writer}: {fault}") from None
     if writer.size > writer.limits.max_message_bytes:
         raise LocalProtocolError(f"message: larger than {writer.limits.max_message_bytes} bytes")
     return writer
+
+
+def _tag_of(message: Message) -> int:
+    from niss.protocol.messages import TAGS
+
+    if type(message) not in TAGS:
+        raise LocalProtocolError("message: must be one of the messages of the protocol")
+    return TAGS[type(message)]

@@ -5,8 +5,7 @@
 adds that of many at once, `sampler_distance` and `sampler_factor` bound how far the noise is from ideal Gaussians.
 """
 
-from niss.randomness.distance import sampler_distance, sampler_factor
-from niss.randomness.secret import SecretStream, add_gaussians
+from niss.randomness.secret import SecretStream, add_gaussians, sampler_distance, sampler_factor
 from niss.randomness.sim import SimStream, normal_blocks
 
 __all__ = [

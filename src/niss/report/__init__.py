@@ -4,16 +4,15 @@
     write_report("runs/demo")                       # runs/demo/report.html: one file, which loads nothing
 
 `read_report_input` gives the values behind the page and `summary_rows` its table of results as text; `save_png` writes
-two of its figures, `plan_figure` the trade-off of a plan. All numbers round by round, as CSV, are in
-`niss.report.export`. Importing this room is cheap: what is heavy is loaded when it is used, matplotlib only with what
-draws, jinja2 with the page. Nothing here needs torch.
+two of its figures. All numbers round by round, as CSV, are in
+`niss.report.export`. Importing this room is cheap: what is heavy is loaded when it is used, matplotlib only for
+pictures, jinja2 with the page. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 from niss.report.page import save_png, write_report
-from niss.report.plan_chart import carried_figure, plan_figure
 from niss.report.table import summary_rows
 from niss.runs.folder import read_report_input
 
-__all__ = ["carried_figure", "plan_figure", "read_report_input", "save_png", "summary_rows", "write_report"]
+__all__ = ["read_report_input", "save_png", "summary_rows", "write_report"]

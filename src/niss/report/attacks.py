@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from niss.charts import charts_from_json
+from niss.charts import Chart, charts_from_json
 from niss.claims import printed_claim, rounded_up
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
+from niss.report.svg import in_two_widths
 from niss.report.table import SummaryTable
 from niss.report.templates import render
 from niss.runs.folder import ReportInput, read_object
@@ -43,7 +44,7 @@ class AttackPicture:
     headline  what it found, in words
     finished  whether it came to its end, or was interrupted
     png       what it recovered, None where there is no picture that can be shown
-    found     what its file holds, for the charts
+    charts    what its file draws
     """
 
     where: str
@@ -51,7 +52,7 @@ class AttackPicture:
     headline: str
     finished: bool
     png: bytes | None
-    found: JsonObject = field(default_factory=dict)
+    charts: list[Chart]
 
     @property
     def words(self) -> str:
@@ -63,6 +64,11 @@ class AttackPicture:
     def png_base64(self) -> str:
         """The picture as it stands in a page; empty without one."""
         return base64.b64encode(self.png or b"").decode("ascii")
+
+    @property
+    def drawings(self) -> list[tuple[str, Markup]]:
+        """The charts as they stand in a page, each with its title."""
+        return [(chart.title, in_two_widths(chart)) for chart in self.charts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +132,15 @@ def _read_picture(path: Path, where: str, notes: list[str]) -> AttackPicture:
     elif png is not None and not png.startswith(_PNG):
         notes.append(f"{picture.name} of {where} is not a PNG picture and was left out.")
         png = None
+    charts = charts_from_json(values.get("charts"))
     return AttackPicture(
         where=where,
         attack=attack if isinstance(attack, str) else "attack",
         headline=headline if isinstance(headline, str) else "",
         finished=values.get("finished") is True,
-        png=png,
-        found=values,
+        # A picture that only repeats the charts is not shown.
+        png=None if charts and values.get("pictures") is False else png,
+        charts=charts,
     )
 
 
@@ -161,33 +169,13 @@ def read_attack_report(folder: Path) -> AttackReport:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ShownAttack:
-    """An attack as it stands in a page: its charts, and its picture where that shows more than they do."""
-
-    picture: AttackPicture
-    charts: list[tuple[str, dict[str, Markup]]]
-    png_base64: str
-
-
-def shown(picture: AttackPicture, prefix: str) -> ShownAttack:
-    """Draw the charts of an attack; `prefix` goes before their ids."""
-    # What draws with matplotlib is loaded only for a page.
-    from niss.report.canvas import charts_svg
-
-    charts = charts_svg(charts_from_json(picture.found.get("charts")), prefix)
-    needed = picture.found.get("pictures") is not False or not charts
-    return ShownAttack(picture, charts, picture.png_base64 if needed else "")
-
-
-def attack_body(report: AttackReport, *, level: int, prefix: str = "") -> Markup:
-    """Header and sections as HTML, headings from `level` on; `prefix` goes before the ids of its charts."""
+def attack_body(report: AttackReport, *, level: int) -> Markup:
+    """Header and sections as HTML, headings from `level` on."""
     version = f"niss {report.niss_version}" if report.niss_version else None
     return render(
         "attack.html.j2",
         level=level,
         report=report,
-        shown=shown(report.picture, f"{prefix}attack"),
         byline=" · ".join(part for part in ("Attack", report.name, version) if part),
     )
 

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import LedgerFile
-from niss.accounting.ledger_chain import client_order
-from niss.accounting.node_limits import Limit
+from niss.accounting.ledger import Limit, client_order
+from niss.charts import evenly_spaced
 from niss.claims import printed_claim, rounded_up
 from niss.errors import PrivacyError
 from niss.files import LIMITS, find_json
-from niss.report.table import evenly_spaced
 from niss.runs.folder import MethodResult, ReportInput
 from niss.runs.privacy import NOT_APPLICABLE, read_ledger
 
@@ -113,11 +112,11 @@ def spending(ledger: LedgerFile, client: str) -> list[tuple[int, int, float, flo
     heuristic = is_heuristic(ledger)
     total, steps = 0.0, []
     for entry in ledger.entries:
-        if client in entry.mus:
-            mu = entry.mus[client].joint
-            total += mu * mu
+        if client in entry.charges:
+            charge = entry.charges[client]
+            total += float(charge.mu2)
             epsilon = None if heuristic else ledger.epsilon(math.sqrt(total))
-            steps.append((entry.round, entry.attempt, mu, epsilon))
+            steps.append((entry.round, entry.attempt, charge.joint, epsilon))
     return steps
 
 
@@ -205,8 +204,8 @@ def _mu_spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:
     columns = {number: place for place, number in enumerate(rounds, start=1)}
     squares = np.zeros((len(clients), len(rounds) + 1))
     for entry in ledger.entries:
-        for client, mu in entry.mus.items():
-            squares[clients[client], columns[entry.round]] += mu.joint * mu.joint
+        for client, charge in entry.charges.items():
+            squares[clients[client], columns[entry.round]] += charge.mu2
     return rounds, np.sqrt(np.cumsum(squares, axis=1))
 
 
@@ -231,7 +230,7 @@ def node_limits(ledger: LedgerFile) -> list[Limit]:
     if mu is not None:
         limits.append(Limit.of_ledger(mu, header.delta, header.delta_failure))
     if owner:
-        failing = sum(float(entry.basis.get("failure", 0.0)) for entry in ledger.entries)
+        failing = sum(entry.charges["self"].grid_delta or 0.0 for entry in ledger.entries)
         setting, epsilon, delta = (owner[name] for name in ("setting", "epsilon", "delta"))
         limits.append(Limit.of_owner(setting, epsilon, delta, failing + float(owner["failures"])))
     return limits

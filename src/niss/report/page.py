@@ -31,9 +31,11 @@ from niss.report.attacks import (
     find_attacks,
     holds_only_an_attack,
     read_attack_report,
-    shown,
 )
 from niss.report.finding import caveats, finding
+from niss.report.ledger import read_spending
+from niss.report.run_charts import accuracy_chart, noise_chart, save_charts, spending_charts
+from niss.report.svg import in_two_widths
 from niss.report.table import WORDS, SummaryTable, format_accuracy, settings_of, summary_rows
 from niss.report.templates import render
 from niss.runs.folder import MethodResult, ReportInput, read_object, read_report_input
@@ -83,22 +85,17 @@ def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:
 
     Returns the two paths. The same report gives the same bytes.
     """
-    from niss.report.canvas import as_png
-    from niss.report.method_charts import draw_accuracy, draw_noise
-
     folder = Path(folder)
     return (
-        write_output(folder / "accuracy.png", as_png(draw_accuracy(report))),
-        write_output(folder / "noise.png", as_png(draw_noise(report))),
+        save_charts(folder / "accuracy.png", [accuracy_chart(report)]),
+        save_charts(folder / "noise.png", [noise_chart(report)]),
     )
 
 
 def render_page(*reports: Source) -> str:
-    """The page on one report, or on several with an overview at its head, as a whole HTML document.
-
-    Figures are drawn with settings of matplotlib that belong to the process: call it from one thread at a time.
-    """
-    style = (files("niss.report") / "style.css").read_text(encoding="utf-8")
+    """The page on one report, or on several with an overview at its head, as a whole HTML document."""
+    sheets = ("theme.css", "style.css")
+    style = "".join((files("niss.report") / name).read_text(encoding="utf-8") for name in sheets)
     if len(reports) == 1:
         title, body = reports[0].title, _body(reports[0], level=1)
     else:
@@ -123,34 +120,19 @@ def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
         overview=overview,
         words=WORDS,
         trusting=_trusting(method for report in runs for method in report.methods),
-        parts=[
-            (report, _body(report, level=2, prefix=f"run-{number}-"))
-            for number, report in enumerate(reports, start=1)
-        ],
+        parts=[(report, _body(report, level=2)) for report in reports],
     )
     return title, body
 
 
-def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
-    """What the page says about one folder.
-
-    level   of its title, 1 where it is that of the page
-    prefix  of the ids in its figures, to keep them apart where several reports share a page
-    """
+def _body(report: Source, *, level: int) -> Markup:
+    """What the page says about one folder; `level` of its title is 1 where it is that of the page."""
     if isinstance(report, AttackReport):
-        return attack_body(report, level=level, prefix=prefix)
-    # What draws with matplotlib is loaded only for a page.
-    from niss.report.canvas import in_two_widths
-    from niss.report.ledger_charts import spending_figures
-    from niss.report.method_charts import accuracy_figure, noise_figure
-
+        return attack_body(report, level=level)
     notes: list[str] = []
     # These two may add notes, which stand at the head of the page.
-    spending_svg = spending_figures(report, notes, prefix=f"{prefix}spending")
-    attacks = [
-        shown(picture, f"{prefix}attack-{number}")
-        for number, picture in enumerate(find_attacks(report, notes), start=1)
-    ]
+    spent = spending_charts(read_spending(report, notes))
+    attacks = find_attacks(report, notes)
     promises = [one for one in map(promise_of, report.methods) if one is not None]
     return render(
         "run.html.j2",
@@ -160,17 +142,13 @@ def _body(report: Source, *, level: int, prefix: str = "") -> Markup:
         finding=finding(report),
         caveats=caveats(report),
         notes=[*report.notes, *notes],
-        accuracy_svg=in_two_widths(
-            lambda width, name: accuracy_figure(report, prefix=name, width=width), f"{prefix}accuracy"
-        ),
+        accuracy_svg=in_two_widths(accuracy_chart(report)),
         evaluations=_evaluations(report),
-        noise_svg=in_two_widths(
-            lambda width, name: noise_figure(report, prefix=name, width=width), f"{prefix}noise"
-        ),
+        noise_svg=in_two_widths(noise_chart(report)),
         results=summary_rows(report),
         words=WORDS,
         trusting=_trusting(report.methods),
-        spending_svg=spending_svg,
+        spending_svg=in_two_widths(*spent) if spent else None,
         released_only=[method.label for method in report.methods if method.trusts_the_server],
         graph=_graph(report),
         views_differ=_views_differ(report),

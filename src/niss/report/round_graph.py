@@ -26,8 +26,8 @@ from markupsafe import Markup
 from niss.accounting import Plan
 from niss.errors import NissError
 from niss.graph import ShareGraph, draw_graph
-from niss.protocol.agreement import LINKS_PER_ROUND
 from niss.protocol.agreement import draw_graph as draw_protocol_graph
+from niss.protocol.keys import LINKS_PER_ROUND
 from niss.randomness import SimStream
 from niss.report.templates import render
 from niss.runs import RoundRecord
@@ -92,11 +92,11 @@ def _round_graph(method: MethodResult) -> RoundGraph | None:
     if ledger is None or not ledger.entries:
         return None
     entry = ledger.entries[-1]
-    clients = sorted(entry.mus, key=int)
+    clients = sorted(entry.charges, key=int)
     metrics = next((point for point in method.curve if point.round == entry.round), None)
     stream = SimStream(config["seed"]).child("round", entry.round - 1)
     graph, origin = _draw_again(config, [int(client) for client in clients], metrics, stream)
-    centre = max(range(len(clients)), key=lambda seat: (entry.mus[clients[seat]].joint, -seat))
+    centre = max(range(len(clients)), key=lambda seat: (entry.charges[clients[seat]].mu2, -seat))
     assumed = int(config["privacy"].get("colluders", 0))
     colluders: tuple[int, ...] = ()
     if assumed and graph.size <= _MOST_SEARCHED:

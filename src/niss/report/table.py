@@ -6,8 +6,8 @@ epsilons two decimals, rounded up (`niss.claims`). What is not a number says why
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from niss.claims import NO_GUARANTEE, rounded_up
 from niss.runs.folder import MethodResult, ReportInput
@@ -30,9 +30,6 @@ HEADER = (
 )
 
 
-Item = TypeVar("Item")
-
-
 class SummaryTable(NamedTuple):
     """A header, and rows of as many cells; the first cell of a row names it.
 
@@ -41,14 +38,6 @@ class SummaryTable(NamedTuple):
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-
-
-def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
-    """At most `most` of the items, the first and the last among them: more points of a curve than that help nobody."""
-    if len(items) <= most:
-        return list(items)
-    last = len(items) - 1
-    return [items[round(place * last / (most - 1))] for place in range(most)]
 
 
 def summary_rows(report: ReportInput) -> SummaryTable:

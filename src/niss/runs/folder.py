@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
@@ -73,7 +73,7 @@ class RunFolder:
 
     def append_round(self, record: RoundRecord, seconds: float) -> None:
         """Add one round's line to the metrics, on disk before this returns."""
-        append_durably(self.path / METRICS, json_line(record.to_json()))
+        append_durably(self.path / METRICS, json_line(asdict(record)))
         timing = {"round": record.round, "seconds": round(seconds, 4)}
         append_durably(self.path / TIMING, json_line(timing))
 

@@ -1,4 +1,4 @@
-"""What a run did to its clients: a line for each round, and the statement of what was promised.
+"""What a server remembers of a run: a line for each round, what was charged, and the statement of what was promised.
 
 A round is charged to everyone who may have answered it, in two views: the joint one, which counts what the server and
 its colluders see of all uploads together, and the marginal one, of a single upload looked at alone.
@@ -10,15 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import (
+    Charge,
     CommittedAccount,
     Ledger,
-    Plan,
     Promise,
     Statement,
     grid_delta,
@@ -26,10 +26,10 @@ from niss.accounting import (
     run_grid_delta,
     upload_mu,
 )
-from niss.mechanism.adaptive import in_words
-from niss.protocol import Agreed, Outcome, Schedule, participants_hash, terms_hash
+from niss.mechanism.clipping import in_words
+from niss.protocol import Agreed, Outcome, participants_hash, terms_hash
 from niss.runs import RoundRecord, SumNoise
-from niss.session.members import Members
+from niss.session.members import Members, Turns
 from niss.session.metrics import BELOW_CLIP, WEIGHT
 from niss.session.proposal import Proposal
 
@@ -47,11 +47,11 @@ _TRUSTED = {
 
 
 @dataclass(frozen=True)
-class Pending:
-    """What a round that was opened costs, should nothing more be heard of it.
+class RoundCharge:
+    """What a round costs everyone who may have answered it.
 
     round       counts from 1
-    members     numbers of those who may have answered
+    members     their numbers
     joint       mu of each in the joint view, one for all or one by one
     marginal    mu of each in the marginal view
     grid_delta  what its grid adds to delta
@@ -63,10 +63,42 @@ class Pending:
     marginal: float
     grid_delta: float
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """What `asdict` and JSON made of one."""
-        return cls(**values | {"members": tuple(values["members"]), "joint": _joint(values["joint"])})
+
+@dataclass
+class RunState:
+    """All that a server remembers of a run between two rounds. Secret, as it has the chain's seed.
+
+    It is kept as JSON, by `niss.settings.to_values` and `check_json`. One-time keys in stock are left out: clients hand
+    over new ones when they enrol again.
+
+    proposal       of the run, as it was signed
+    clip           of the next round
+    coordinator    what it needs to go on with its chain
+    members        who joined, and what is held against them
+    turns          who sat where, if noise is carried from round to round
+    charges        round by round
+    pending        what the round that is open costs, should nothing more be heard of it
+    rounds         what happened, skipped rounds too
+    evaluations    how many messages of `evaluate` were sent, whose metrics nothing protects
+    clear_metrics  names of the metrics of `train` that clients sent unprotected
+    resumed        how often the server ended and the run went on
+    weights        the noisy mean weight of the updates in each round
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"ser_json_bytes": "hex", "val_json_bytes": "hex"}
+
+    proposal: bytes
+    clip: float
+    coordinator: dict[str, Any] = field(default_factory=dict)
+    members: Members = field(default_factory=Members)
+    turns: Turns | None = None
+    charges: list[RoundCharge] = field(default_factory=list)
+    pending: RoundCharge | None = None
+    rounds: list[RoundRecord] = field(default_factory=list)
+    evaluations: int = 0
+    clear_metrics: set[str] = field(default_factory=set)
+    resumed: int = 0
+    weights: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -160,45 +192,22 @@ class SessionRound:
         return {name: value.hex() for name, value in values.items()}
 
 
-@dataclass
 class Books:
     """Everything that is charged and everything that happened, as the server knows it.
 
     Each client keeps its own ledger and trusts it alone; this one serves the report, and spares clients a round
     that they would refuse.
 
-    proposal       what the clients are promised
-    members        who they are
-    assess         (round, colluders) -> the worst mu of any client in it
-    charges        for each round: numbers of the members charged, and their mu in the joint and the marginal view
-    rounds         what happened, skipped rounds too
-    evaluations    how many messages of `evaluate` were sent, whose metrics nothing protects
-    clear_metrics  names of the metrics of `train` that clients sent unprotected
-    grid_delta     the most that the grid of any round adds to delta
-    resumed        how often the server ended and the run went on
-    weights        the noisy mean weight of the updates in each round
+    assess   (round, colluders) -> the worst mu of any client in it
+    charges  round by round
+    rounds   what happened, skipped rounds too
     """
 
-    proposal: Proposal
-    members: Members
-    assess: Callable[[Agreed, int], float]
-    charges: list[tuple[tuple[int, ...], float | tuple[float, ...], float]] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
-    evaluations: int = 0
-    clear_metrics: set[str] = field(default_factory=set)
-    grid_delta: float = 0.0
-    resumed: int = 0
-    weights: list[float] = field(default_factory=list)
-
-    @property
-    def plan(self) -> Plan:
-        """What the clients are promised."""
-        return self.proposal.plan
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """What a run that carries noise from round to round is committed to."""
-        return self.proposal.schedule
+    def __init__(self, proposal: Proposal, state: RunState, assess: Callable[[Agreed, int], float]) -> None:
+        """`proposal` is what the clients are promised; what happens is noted in `state`."""
+        self._proposal, self._state, self.assess = proposal, state, assess
+        self._plan, self._schedule, self._members = proposal.plan, proposal.schedule, state.members
+        self.charges, self.rounds = state.charges, state.rounds
 
     def weigh(self, weight: float | None) -> float:
         """What to divide the mean of weighted updates by: the mean of this noisy mean weight and all before it.
@@ -207,34 +216,33 @@ class Books:
         """
         if weight is None:
             return 1.0
-        self.weights.append(weight)
-        return max(math.fsum(self.weights) / len(self.weights), _LEAST_WEIGHT)
+        weights = self._state.weights
+        weights.append(weight)
+        return max(math.fsum(weights) / len(weights), _LEAST_WEIGHT)
 
-    def pending(self, current: SessionRound) -> Pending:
+    def pending(self, current: SessionRound) -> RoundCharge:
         """What a round costs everyone who may have answered it: where noise is carried over, each what it adds to the
         participations before."""
-        terms, size, relation = current.agreed.terms, len(current.nodes), self.plan.relation
-        numbers = [self.members.by_node[node].number for node in current.nodes if node not in current.refused]
+        terms, size, relation = current.agreed.terms, len(current.nodes), self._plan.relation
+        numbers = [
+            self._members.by_node[node].number for node in current.nodes if node not in current.refused
+        ]
         charged, number = tuple(numbers), current.number + 1
-        if self.schedule is None:
-            mu = self.assess(current.agreed, self.plan.colluders)
+        if self._schedule is None:
+            mu = self.assess(current.agreed, self._plan.colluders)
             marginal = upload_mu(terms, size, relation)
-            return Pending(number, charged, mu, marginal, grid_delta(self.plan, terms, size))
-        return Pending(
+            return RoundCharge(number, charged, mu, marginal, grid_delta(self._plan, terms, size))
+        return RoundCharge(
             number,
             charged,
             tuple(self._planned_mu(np.array(charged, dtype=np.int64)).tolist()),
-            CommittedAccount(self.schedule, relation=relation).marginal_mu(terms.round),
-            run_grid_delta(self.schedule, Promise.of(self.plan)),
+            CommittedAccount(self._schedule, relation=relation).marginal_mu(terms.round),
+            run_grid_delta(self._schedule, Promise.of(self._plan)),
         )
 
-    def _charge(self, pending: Pending) -> None:
-        self.charges.append((pending.members, pending.joint, pending.marginal))
-        self.grid_delta = max(self.grid_delta, pending.grid_delta)
-
-    def lose(self, pending: Pending, why: str) -> None:
+    def lose(self, pending: RoundCharge, why: str) -> None:
         """Charge a round whose result was lost: its participants may have answered, and so spent it."""
-        self._charge(pending)
+        self.charges.append(pending)
         # Nobody took out what the round before had carried to it: that stays.
         left = self._last.carried_variance
         self.rounds.append(replace(self._skipped(pending.round, why), exact=not left, carried_variance=0.0))
@@ -259,7 +267,7 @@ class Books:
             current.summed,
             self.pending(current),
         )
-        self._charge(pending)
+        self.charges.append(pending)
         before = (self._last.model_noise_variance or 0.0) - self._last.carried_variance
         carried = outcome.under_way * current.scale**2
         record = RoundRecord(
@@ -289,45 +297,28 @@ class Books:
         self.rounds.append(record)
         return record
 
-    def saved(self) -> dict[str, Any]:
-        """All of it but the plan, as JSON: for a server that goes on with the run."""
-        plain = ("charges", "evaluations", "grid_delta", "resumed", "weights")
-        values = {name: getattr(self, name) for name in plain}
-        rounds = [one.to_json() for one in self.rounds]
-        return values | {"rounds": rounds, "clear_metrics": sorted(self.clear_metrics)}
-
-    def restore(self, values: dict[str, Any]) -> None:
-        """Go on from what `saved` gave."""
-        self.charges = [
-            (tuple(members), _joint(joint), marginal) for members, joint, marginal in values["charges"]
-        ]
-        self.rounds = [RoundRecord.from_json(record, "a saved round") for record in values["rounds"]]
-        self.clear_metrics = set(values["clear_metrics"])
-        self.evaluations, self.resumed = values["evaluations"], values["resumed"]
-        self.grid_delta, self.weights = values["grid_delta"], values["weights"]
-
     def with_room(self, nodes: Iterable[int]) -> list[int]:
         """Those of these nodes, all of which joined, whose budget, by the plan, leaves them another round."""
         nodes = list(nodes)
-        if not self.plan.calibrated:
+        if not self._plan.calibrated:
             return nodes
-        numbers = np.array([self.members.by_node[node].number for node in nodes], dtype=np.int64)
-        room = self._ledger(len(self.members.by_node)).room(numbers, self._planned_mu(numbers))
+        numbers = np.array([self._members.by_node[node].number for node in nodes], dtype=np.int64)
+        room = self._ledger(len(self._members.by_node)).room(numbers, Charge.of(self._planned_mu(numbers)))
         return [node for node, has_room in zip(nodes, room.tolist(), strict=True) if has_room]
 
     def _planned_mu(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         """What the next round will cost these members; with carried noise, every round so far was charged once."""
-        history = [np.array(charged, dtype=np.int64) for charged, _, _ in self.charges]
-        if self.schedule is not None and len(history) >= self.schedule.horizon:
+        history = [np.array(charge.members, dtype=np.int64) for charge in self.charges]
+        if self._schedule is not None and len(history) >= self._schedule.horizon:
             return np.zeros(numbers.size)  # A closing round has no updates.
-        return self.plan.kind.planned_mu(self.plan, numbers, len(history), history)
+        return self._plan.kind.planned_mu(self._plan, numbers, len(history), history)
 
     @property
     def statement(self) -> Statement:
         """The guarantee of the run, with what happened in it."""
         return make_statement(
-            self.plan,
-            self._ledger(max(1, len(self.members.by_node))),
+            self._plan,
+            self._ledger(max(1, len(self._members.by_node))),
             notes=self._caveats(),
             noise_from="clients",
         )
@@ -337,13 +328,13 @@ class Books:
         return {
             "statement": self.statement.to_json(),
             "rounds": [one.to_json() for one in self.rounds],
-            "left_out": {str(node): why for node, why in self.members.left_out.items()},
-            "members": {str(node): one.identity.hex() for node, one in self.members.by_node.items()},
+            "left_out": {str(node): why for node, why in self._members.left_out.items()},
+            "members": {str(node): one.identity.hex() for node, one in self._members.by_node.items()},
         }
 
     def _carried_caveats(self) -> list[str]:
         """What noise that was to be carried is still in the model, and how much was under way."""
-        if self.schedule is None or not self.charges:
+        if self._schedule is None or not self.charges:
             return []
         last = self._last
         stays = math.sqrt((last.model_noise_variance or 0.0) - last.carried_variance)
@@ -353,79 +344,82 @@ class Books:
             "carried from one round to the next."
         ]
         opened, left = len(self.charges), math.sqrt(last.carried_variance)
-        if opened < self.schedule.rounds and last.carried_variance:
+        if opened < self._schedule.rounds and last.carried_variance:
             caveats.append(
-                f"The run ended after {opened} of {self.schedule.rounds} rounds, which costs nobody more; what the "
+                f"The run ended after {opened} of {self._schedule.rounds} rounds, which costs nobody more; what the "
                 f"last one carried on, standard deviation {left:.3g}, is still in the model."
             )
         return caveats
 
+    def _metric_caveats(self) -> list[str]:
+        """What travelled inside the uploads beside the updates."""
+        metrics, weights, caveats = self._proposal.metrics, self._state.weights, []
+        if BELOW_CLIP in metrics.names:
+            caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
+        if (weight := metrics.weight) is not None:
+            mean = f" ({weights[-1]:.2g} in the last round)" if weights else ""
+            caveats.append(
+                f"Updates were weighted by {weight[0].removeprefix(WEIGHT)!r}, up to {weight[1]:g}. Weights are "
+                "coordinates of the upload, hidden and charged with it. The sum, with its noise, is divided by the "
+                f"participants and by their noisy mean weight{mean}."
+            )
+        if inside := [name for name in metrics.names if not name.startswith(_OWN)]:
+            names = ", ".join(inside)
+            caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
+        return caveats
+
     def _ledger(self, clients: int) -> Ledger:
         ledger = Ledger.empty(clients)
-        for numbers, joint, marginal in self.charges:
-            everyone = np.array(numbers, dtype=np.int64)
+        for charge in self.charges:
+            everyone = np.array(charge.members, dtype=np.int64)
             known = everyone < clients
-            mus = np.broadcast_to(joint, everyone.shape)[known]
-            ledger.charge(everyone[known], mus, np.full(mus.size, marginal))
-        ledger.budget = self.plan.budget(clients) if self.plan.calibrated else None
+            mus = np.broadcast_to(charge.joint, everyone.shape)[known]
+            ledger.charge(everyone[known], Charge.of(mus, charge.marginal))
+        ledger.budget = self._plan.budget(clients) if self._plan.calibrated else None
         return ledger
 
     def _caveats(self) -> tuple[str, ...]:
         caveats = []
-        if self.charges and self.plan.calibrated:
+        if self.charges and self._plan.calibrated:
             caveats.append(
                 "Rounding to the grid, and the sampler's distance from the Gaussian, cost at most "
-                f"{self.grid_delta:.2g} of delta, which is part of it; the claim is "
+                f"{max(charge.grid_delta for charge in self.charges):.2g} of delta, which is part of it; the claim is "
                 "computational, as are the keys behind it."
             )
-        if not self.proposal.tracker:
+        if not self._proposal.tracker:
             placed = ": colluders are counted as if they were placed after it was drawn."
             caveats.append(
                 "The server holds the beacon itself (no tracker), so it could have chosen the graph"
                 + (
                     placed
-                    if self.plan.colluders
+                    if self._plan.colluders
                     else ", which would matter only if clients colluded with it."
                 )
             )
-        caveats += _taken_on_trust(self.members)
+        caveats += _taken_on_trust(self._members)
         if lost := sum(len(one.lost) for one in self.rounds):
             noisy = sum(not one.exact for one in self.rounds)
             caveats.append(
                 f"Uploads lost or declined: {lost}; rounds in which noise was left uncancelled: {noisy}. Every round "
                 "is charged as if the server had lied about it."
             )
-        caveats += [f"Node {node} was left out: {why}." for node, why in self.members.left_out.items()]
+        caveats += [f"Node {node} was left out: {why}." for node, why in self._members.left_out.items()]
         if skipped := [one.skipped for one in self.rounds if one.skipped]:
             caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
         caveats += self._carried_caveats()
-        if self.resumed:
+        if self._state.resumed:
             caveats.append(
-                f"Times that the server ended and the run went on: {self.resumed}. A round that was under way then is "
-                "charged, and not in the model."
+                f"Times that the server ended and the run went on: {self._state.resumed}. A round that was under way "
+                "then is charged, and not in the model."
             )
-        if BELOW_CLIP in self.proposal.metrics.names:
-            caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
-        if (weight := self.proposal.metrics.weight) is not None:
-            mean = f" ({self.weights[-1]:.2g} in the last round)" if self.weights else ""
-            caveats.append(
-                f"Updates were weighted by {weight[0].removeprefix(WEIGHT)!r}, up to {weight[1]:g}. Weights are "
-                "coordinates of the upload, hidden and charged with it. The sum, with its noise, is divided by the "
-                f"participants and by their noisy mean weight{mean}."
-            )
-        if inside := [name for name in self.proposal.metrics.names if not name.startswith(_OWN)]:
-            names = ", ".join(inside)
-            caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
-        if self.evaluations:
+        if self._proposal.metrics.ranges:
+            caveats += self._metric_caveats()
+        if self._state.evaluations:
             caveats.append("Metrics of `evaluate` travel in the clear and are not counted here.")
-        if self.clear_metrics:
-            names = ", ".join(sorted(self.clear_metrics))
+        if self._state.clear_metrics:
+            names = ", ".join(sorted(self._state.clear_metrics))
             caveats.append(f"Metrics of `train` that travel in the clear and are not counted here: {names}.")
         return tuple(caveats)
-
-
-def _joint(saved: float | list[float]) -> float | tuple[float, ...]:
-    return tuple(saved) if isinstance(saved, list) else saved
 
 
 def _taken_on_trust(members: Members) -> list[str]:

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import RELATIONS, Plan, scheduled_run
-from niss.errors import ConfigError, RemoteProtocolError
+from niss.accounting import RELATIONS, Charge, Plan, scheduled_run
+from niss.accounting.ledger import Limit, require_within
+from niss.checks import LIMITS, require_one_of, require_real
+from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.protocol import LINKS_PER_ROUND, MODES, Policy, Schedule, load_coalition
 from niss.protocol.wire import VERSION as WIRE_VERSION
@@ -32,20 +34,6 @@ STRONGEST = 1_000_000
 """Largest kappa: beside shares much stronger than that, floats no longer tell exactly how much noise is left."""
 PREFIX = "niss-"
 """What the names of limits start with in a node's configuration."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a client may spend in all.
-
-    mu             B of the privacy filter; infinite where nothing is promised
-    delta          of the promise
-    delta_failure  the part of delta that pays for bounds on colluding neighbours that may fail, and for the grid
-    """
-
-    mu: float
-    delta: float
-    delta_failure: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +50,78 @@ class Ceiling:
 
 FIRST_USE = Ceiling(10.0, 1e-5, f"the limit of a node without an {PREFIX}epsilon of its own")
 """The ceiling of a node that sets none."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a client may spend in all.
+
+    mu             B of the privacy filter; infinite where nothing is promised
+    delta          of the promise
+    delta_failure  the part of delta that pays for bounds on colluding neighbours that may fail, and for the grid
+    ceiling        the owner's limit of today; None: there is none
+    """
+
+    mu: float
+    delta: float
+    delta_failure: float
+    ceiling: Ceiling | None = None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """All that was charged to a client, or promised to servers.
+
+    mu2       of all rounds, in the joint view
+    failures  with what probability a bound on colluders fails in any run that was joined, and what the grids cost
+    first     the budget that the first charge was made against: a server cannot propose a second run to get a larger
+    """
+
+    mu2: float
+    failures: float
+    first: Budget
+
+    def require_room(self, budget: Budget, charge: Charge) -> Charge:
+        """Refuse (`PrivacyError`) a charge that goes beyond what a client may spend; else the charge, as it is booked.
+
+        Nothing of the grid counts where nothing is promised.
+        """
+        charge.require_composable()
+        grid = charge.grid_delta or 0.0 if math.isfinite(budget.mu) else 0.0
+        self._require_failures(self.failures + grid)
+        require_within(self._limits(budget, grid), self.mu2 + float(charge.mu2))
+        return replace(charge, grid_delta=grid)
+
+    def require_round(self, budget: Budget, mu: float) -> None:
+        """Refuse (`PrivacyError`) a run of which not even one round is left, at `mu` at most."""
+        if math.isfinite(mu):
+            require_within(self._limits(budget), self.mu2 + mu**2)
+
+    def require_run(self, budget: Budget, failure: float) -> None:
+        """Refuse (`PrivacyError`) another run whose bounds on colluders may fail with this probability."""
+        self._require_failures(self.failures + failure)
+        require_within(self._limits(budget, failure), self.mu2)
+
+    def _require_failures(self, failures: float) -> None:
+        """By the union bound, all graphs together fail with the sum of their probabilities at most."""
+        allowed = self.first.delta_failure
+        if failures > allowed * (1.0 + LIMITS):
+            raise PrivacyError(
+                "the bounds on colluders of all runs that this client joined may fail with probability "
+                f"{failures:.2g}; its delta has room for {allowed:.2g}",
+                hint="plan with a smaller delta than the nodes' niss-delta, or with more rounds (plan.chain_rounds); a "
+                "new folder and identity would be a new budget on the same data",
+            )
+
+    def _limits(self, budget: Budget, more: float = 0.0) -> list[Limit]:
+        """The limits that hold: the first budget, and the owner's of today, with so much more that may fail."""
+        limits, first, ceiling = [], self.first, budget.ceiling
+        if math.isfinite(first.mu):
+            limits.append(Limit.of_ledger(first.mu, first.delta, first.delta_failure))
+        if ceiling is not None:
+            failures = self.failures + more
+            limits.append(Limit.of_owner(ceiling.setting, ceiling.epsilon, ceiling.delta, failures))
+        return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +160,8 @@ class Limits:
     uncalibrated: bool = False
 
     def __post_init__(self) -> None:
-        if self.relation not in (None, *RELATIONS):
-            raise ConfigError(
-                f"unknown value {self.relation!r}",
-                field="relation",
-                hint="use one of: " + ", ".join(RELATIONS),
-            )
+        if self.relation is not None:
+            require_one_of(self.relation, RELATIONS, field="relation")
         if self.modes is not None and not set(self.modes) <= set(MODES):
             raise ConfigError("unknown mode", field="modes", hint="use some of: " + ", ".join(MODES))
         if (self.epsilon is None) != (self.delta is None):
@@ -117,9 +173,8 @@ class Limits:
                 "must be an address of https, since an authority for its certificate is set", field="tracker"
             )
         for name in ("participants", "colluders", "clip"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"must be finite and not negative, not {value!r}", field=name)
+            if (value := getattr(self, name)) is not None:
+                require_real(value, field=name)
 
     def of_node(self, node_config: Mapping[str, Any]) -> Limits:
         """These limits, replaced by those of the node's own configuration where it has any.
@@ -285,13 +340,14 @@ class Limits:
 
         The owner's delta is divided between noise and bounds that may fail in the proportion of the plan.
         """
-        plan = proposal.plan
+        plan, ceiling = proposal.plan, self.ceiling_for(proposal.plan)
         if not plan.calibrated:
-            return Budget(math.inf, plan.delta, 0.0)
+            return Budget(math.inf, plan.delta, 0.0, ceiling)
         failing = 1.0 - plan.gaussian_delta / plan.delta
         if self.epsilon is None or self.delta is None:
-            return Budget(float(plan.budget(1)[0]), plan.delta, failing * plan.delta)
-        return Budget(gdp_mu(self.epsilon, self.delta * (1.0 - failing)), self.delta, failing * self.delta)
+            return Budget(float(plan.budget(1)[0]), plan.delta, failing * plan.delta, ceiling)
+        mu = gdp_mu(self.epsilon, self.delta * (1.0 - failing))
+        return Budget(mu, self.delta, failing * self.delta, ceiling)
 
 
 def _check_ranges(plan: Plan) -> None:

@@ -21,7 +21,7 @@ So weights are as private as all else, and nobody's depends on anyone else's; se
 of the clip under the same noise. Capped weights: McMahan et al., Learning Differentially Private Recurrent Language
 Models (2018), where their sum is taken to be public.
 
-**A clip that follows the norms.** `niss.mechanism.adaptive` says how it moves, and what it costs. The bit of a client
+**A clip that follows the norms.** `niss.mechanism.clipping` says how it moves, and what it costs. The bit of a client
 travels as the metric `niss-below-clip`. The clip of a round stands in its terms, as it always did: a client accepts any
 that is not above the plan's, nor above its own limit, and finds for itself what the round costs with it. Terms have
 noise in proportion to their clip, so that is the same.
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from niss.accounting import Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import clip_l2, l2_norm
-from niss.mechanism.adaptive import AdaptiveClip, was_short
+from niss.mechanism.clipping import AdaptiveClip, was_short
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
 from niss.protocol import Agreed, Outcome, Terms

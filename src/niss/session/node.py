@@ -7,42 +7,241 @@ the update. Every other request is answered at once.
 What must be remembered is kept before the round is charged, and it is charged before anything is sent. A crash can
 cost a client a round, but never makes it answer one twice or uncharged, as long as its state is not older than its
 last reply. Against an older one each reply carries a step: the server repeats the last that it has seen, and a client
-that is behind declines.
+that is behind declines. A `Store` is where it is kept: in memory (`MemoryStore`, and Flower's Context), or in a folder
+of the node.
+
+**Runs are paid for when they are joined.** A server that sees a graph before it shows it could show only those on
+which a client's bound on colluders fails. So the probability that it fails on any graph of a run's whole chain is
+added up over all runs that were joined, shown or not, and stays within the part of delta that is set aside for it.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Account, CommittedAccount, DrawnAccount, Promise
-from niss.errors import LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
+from niss.accounting import (
+    Account,
+    Charge,
+    ChargeableLedger,
+    CommittedAccount,
+    DrawnAccount,
+    Ledger,
+    Promise,
+)
+from niss.errors import (
+    ConfigError,
+    LocalProtocolError,
+    NissError,
+    PrivacyError,
+    ProtocolError,
+    RemoteProtocolError,
+)
 from niss.protocol import (
     Client,
     Entropy,
+    Identity,
     RevealRequest,
     RoundOpen,
+    SecretBytes,
     Terms,
     decode,
     encode,
     rounds_answered,
 )
 from niss.redaction import printable
-from niss.session.coordinator import Directory
-from niss.session.limits import Limits
+from niss.session.limits import Budget, Limits, Spent
 from niss.session.metrics import NO_METRICS, NoisyMetrics
+from niss.session.ports import Directory, Reply, Request, Stage, sign_refusal
 from niss.session.proposal import Enrolment, Proposal, read_proposal
-from niss.session.requests import Reply, Request, Stage, sign_refusal
-from niss.session.store import SELF, Store
+from niss.settings import check_json, to_values
 
 FloatArray = NDArray[np.float64]
+SELF = "self"
+"""The name of the client in its own ledger."""
+MOST_FAILING_RUNS = 1_000
+"""Most runs that one identity joins whose bounds on colluders may fail."""
+_MOST_RUNS = 64
+_VERSION = 1
 _NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
 _NO_HOLDER = "without a niss-holder of its own this node counts colluders as placed after the graph was drawn"
+
+
+@dataclass
+class ClientState:
+    """What a client remembers of its runs, which are named by their id in hex.
+
+    memory     of the protocol's machine, with its one-time keys: secret
+    proposals  the proposal agreed to, as the server signed it
+    steps      how many requests were answered
+    saves      how often this was written
+    ledger     head of the ledger after the last charge; None before the first
+    failures   with what probability any bound on colluders of a run that was joined may fail, at most
+    failing    how many runs that is for
+    first_keys number of the first prekey that was made for the run
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+
+    memory: bytes | None = None
+    proposals: dict[str, bytes] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    saves: int = 0
+    ledger: str | None = None
+    failures: float = 0.0
+    failing: int = 0
+    first_keys: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory = None if self.memory is None else SecretBytes(self.memory)
+
+    def join(self, run: str, proposal: bytes, *, failure: float = 0.0, first_key: int = 0) -> bytes:
+        """The proposal that was agreed to for a run: this one, unless it was joined before.
+
+        run        id of the run, in hex
+        proposal   as the server signed it
+        failure    with what probability a bound on colluders of any graph of the run may fail
+        first_key  number of the next prekey to be made: the run takes none from before
+
+        Of many runs those joined first are forgotten, so that nobody fills the disk with them; a run that was
+        forgotten counts as never joined, and its rounds stay answered in the protocol's memory.
+        """
+        if run not in self.proposals:
+            self.proposals[run], self.first_keys[run] = proposal, first_key
+            self.failures, self.failing = self.failures + failure, self.failing + (failure > 0.0)
+        for oldest in list(self.proposals)[:-_MOST_RUNS]:
+            del self.proposals[oldest]
+            self.steps.pop(oldest, None)
+            self.first_keys.pop(oldest, None)
+        return self.proposals[run]
+
+    def to_bytes(self) -> SecretBytes:
+        """The state as it is kept: JSON, with bytes in base64, and runs in the order in which they were joined."""
+        values = dict.fromkeys(_KEPT) | to_values(self) | {"version": _VERSION}
+        return SecretBytes(json.dumps(values).encode())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ClientState:
+        """The state in `data`; raises `LocalProtocolError`, without showing any of it, if it is damaged."""
+        data = SecretBytes(data)  # Not left for a traceback to show.
+        state = cls._parse(data)
+        if state is None:
+            # Raised here, where no traceback finds the keys among the locals.
+            raise LocalProtocolError(
+                "this client's saved state is damaged, or another niss wrote it",
+                hint="go on with the niss that wrote it; without its memory a client could answer a round twice",
+            )
+        return state
+
+    @classmethod
+    def _parse(cls, data: SecretBytes) -> ClientState | None:
+        try:
+            values = json.loads(data)
+            whole = values["version"] == _VERSION and values.keys() >= _KEPT
+            return check_json(cls, data) if whole else None
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            return None
+
+
+_KEPT = {one.name for one in fields(ClientState)}
+
+
+class Store(ABC):
+    """Where a client keeps its identity, its state and its ledger."""
+
+    identity: Identity
+    state: ClientState
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep `state`; durable when this returns, as far as the place allows."""
+
+    @abstractmethod
+    def spent(self, budget: Budget) -> Spent:
+        """All that was charged; `budget` is what may be spent in all, where no earlier run has fixed it."""
+
+    @abstractmethod
+    def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
+        """The ledger that the rounds of a run are charged to.
+
+        run       id of the run, in hex
+        relation  what the run hides, `zero-out` or `replace-one`
+        budget    what may be spent in all, where no earlier run has fixed it; its ceiling holds in any case
+        """
+
+    def join(
+        self, run: str, proposal: bytes, budget: Budget, *, failure: float, first_key: int, mu: float = 0.0
+    ) -> bytes:
+        """`ClientState.join`, for a run that there is room for; kept with the next `save`.
+
+        mu  what one round of it costs, at most
+
+        Raises `PrivacyError` where the budget does not cover another round, so that nobody waits for this client, and
+        where the bounds on colluders of all runs together could fail too often.
+        """
+        spent = self.spent(budget)
+        spent.require_round(budget, mu)
+        if run not in self.state.proposals and failure > 0.0:
+            if self.state.failing >= MOST_FAILING_RUNS:
+                raise PrivacyError(
+                    f"this identity has joined {MOST_FAILING_RUNS} runs whose bounds on colluders may fail",
+                    hint="a new niss-state folder and identity would be a new budget on the same data",
+                )
+            spent.require_run(budget, failure)
+        return self.state.join(run, proposal, failure=failure, first_key=first_key)
+
+
+class MemoryStore(Store):
+    """Keeps everything in this process.
+
+    charged   ledger of this one client
+    budget    what the first charge was made against; None before it
+    failures  what the grids of all rounds cost in delta
+    """
+
+    def __init__(self, entropy: Entropy = os.urandom) -> None:
+        self.identity, self.state = Identity.generate(entropy), ClientState()
+        self.charged, self.failures = Ledger.empty(1), 0.0
+        self.budget: Budget | None = None
+
+    def save(self) -> None:
+        self.state.saves += 1
+
+    def spent(self, budget: Budget) -> Spent:
+        failures = self.failures + self.state.failures
+        return Spent(float(self.charged.joint_squared[0]), failures, self.budget or budget)
+
+    def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
+        del run, relation
+        return _LedgerInMemory(self, budget)
+
+
+@dataclass(frozen=True)
+class _LedgerInMemory:
+    """Charges a store, and saves it at once: what follows the charge may fail."""
+
+    store: MemoryStore
+    budget: Budget
+
+    def charge(
+        self, round: int, attempt: int, charges: Mapping[str, Charge], basis: Mapping[str, Any]
+    ) -> None:
+        del round, attempt, basis  # The protocol's memory knows which rounds were answered.
+        store = self.store
+        charge = store.spent(self.budget).require_room(self.budget, charges[SELF])
+        store.budget = store.budget or self.budget
+        store.charged.budget = np.array([store.budget.mu])
+        store.charged.charge(np.zeros(1, dtype=np.int64), charge)
+        store.failures += charge.grid_delta or 0.0
+        store.save()
 
 
 @dataclass(frozen=True)
@@ -72,8 +271,9 @@ class Training:
         metrics  what the app reported; those that the run's proposal names are hidden with the update
         clear    what may travel unprotected beside it
         """
-        joined = self._metrics.joined(update, metrics or {}, self.terms, self.participants)
-        return Reply(encode(self._client.answer(joined, self._entropy)), self._step, clear or {})
+        if self._metrics.ranges:
+            update = self._metrics.joined(update, metrics or {}, self.terms, self.participants)
+        return Reply(encode(self._client.answer(update, self._entropy)), self._step, clear or {})
 
 
 class Node:
@@ -160,7 +360,7 @@ class Node:
         """Check the round, remember it and charge it; what is left to do needs the update and nothing on disk."""
         if opened.terms.run != proposal.run:
             raise RemoteProtocolError("the round belongs to another run than its message says")
-        if opened.terms.coordinates != coordinates + len(proposal.metrics):
+        if opened.terms.coordinates != coordinates + len(proposal.metrics.ranges):
             raise RemoteProtocolError(
                 "the round has another number of coordinates than the model sent with it"
             )
@@ -208,23 +408,23 @@ class Node:
         return self.store.join(
             run,
             signed,
+            limits.budget(proposal),
             failure=limits.failure(proposal) * proposal.plan.attempts * rounds,
             first_key=client.next_prekey,
-            budget=limits.budget(proposal),
-            ceiling=limits.ceiling_for(proposal.plan),
             mu=0.0 if joined else proposal.round_mu,
         )
 
     def _client(self, proposal: Proposal) -> Client:
         """The protocol's client, which enforces the limits and charges the ledger; refuses a run beyond them."""
-        self._metrics.check(proposal.metrics)
+        if proposal.metrics.ranges:
+            self._metrics.check(proposal.metrics)
         plan, store, limits, run = proposal.plan, self.store, self._limits, proposal.run.hex()
         policy = limits.policy(proposal, first_prekey=store.state.first_keys.get(run, 0))
-        budget, ceiling = limits.budget(proposal), limits.ceiling_for(plan)
-        ledger = store.ledger(run, plan.relation, budget, ceiling)
+        budget = limits.budget(proposal)
+        ledger = store.ledger(run, plan.relation, budget)
         promise = Promise.of(plan)
-        if ceiling is not None:
-            promise = replace(promise, delta=min(plan.delta, ceiling.delta))
+        if budget.ceiling is not None:
+            promise = replace(promise, delta=min(plan.delta, budget.ceiling.delta))
 
         def persist(memory: bytes) -> None:
             store.state.memory = memory

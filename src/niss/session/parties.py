@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.protocol import Entropy, Identity, Prekey
-from niss.session.coordinator import Relay
 from niss.session.limits import Limits
-from niss.session.node import Node, Training
+from niss.session.node import MemoryStore, Node, Training
+from niss.session.ports import Deliver, Relay, Reply, Request, Stage
 from niss.session.proposal import Proposal, Setup, proposable
-from niss.session.requests import Deliver, Reply, Request, Stage
 from niss.session.server import Session
-from niss.session.store import MemoryStore
 
 FloatArray = NDArray[np.float64]
 Update = Callable[[int, Training], FloatArray]
@@ -84,15 +82,20 @@ class InProcess:
         del proposal
 
 
-def together(setup: Setup, entropy: Entropy = os.urandom) -> tuple[Session, Parties]:
+def together(
+    setup: Setup, entropy: Entropy = os.urandom, identity: Identity | None = None
+) -> tuple[Session, Parties]:
     """A session and the nodes for it: the beacon is held by a party of its own, which every node trusts.
+
+    identity  the server's; None: a new one
 
     Each node spends on the plan what it promises, and nothing more. What a plan says of rounds that its method does not
     take from it stays out of the proposal.
     """
     setup = replace(setup, plan=proposable(setup.plan))
     relay = Relay(address=HERE, entropy=entropy)
-    session = Session(setup, identity=Identity.generate(entropy), coordinator=relay, entropy=entropy)
+    server = identity or Identity.generate(entropy)
+    session = Session(setup, identity=server, coordinator=relay, entropy=entropy)
     limits = Limits(holder=relay.holder, uncalibrated=True)
     if setup.plan.calibrated and not isinstance(setup.plan.epsilon, tuple):
         limits = replace(limits, epsilon=setup.plan.epsilon, delta=setup.plan.delta)

@@ -23,7 +23,7 @@ import numpy as np
 from niss.accounting import Plan, make_schedule, make_terms
 from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, NissError, RemoteProtocolError
-from niss.mechanism.adaptive import AdaptiveClip
+from niss.mechanism.clipping import AdaptiveClip
 from niss.protocol import (
     MODES,
     PUBLIC_BYTES,
@@ -46,6 +46,7 @@ from niss.protocol import (
 from niss.protocol.messages import RoundCohorts
 from niss.protocol.wire import VERSION as WIRE_VERSION
 from niss.session.metrics import NO_METRICS, NoisyMetrics
+from niss.settings import check_json
 from niss.version import which_to_upgrade
 
 VERSION = 1
@@ -56,47 +57,18 @@ ENROLMENT_TAG = ENROLMENT_PREFIX + b"%d" % ENROLMENT_VERSION
 _OTHER_ENROLMENT = re.compile(re.escape(ENROLMENT_PREFIX) + rb"(?P<version>[0-9]{1,3})(?![0-9])")
 _LONGEST_ENROLMENT = 100_000
 _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
-# The parts of a plan the protocol can carry out, by their names on the wire; the rest is fixed: niss, one client-level
+# What a plan says to the protocol; types and ranges are those of `Plan`. The rest is fixed: niss, one client-level
 # target for all.
-_PLAN_FIELDS = (
-    "relation",
-    "clip",
-    "epsilon",
-    "delta",
-    "participations",
-    "kappa",
-    "neighbours",
-    "graph",
-    "tau2",
-    "colluders",
-    "revealed",
-    "dropped",
-    "attempts",
-    "rounds",
-    "committee",
+_ALWAYS = (
+    *("relation", "clip", "epsilon", "delta", "participations", "kappa", "neighbours", "graph", "tau2"),
+    *("colluders", "revealed", "dropped", "attempts", "committee"),
 )
-# And these where noise is carried from round to round.
-_CARRIED_FIELDS = (
-    "separation",
-    "pattern",
-    "participants",
-    "dropout",
-    "carried_to_residual",
-    "closing",
-)
-_WHOLE = (
-    *("participations", "colluders", "revealed", "dropped", "attempts", "rounds", "committee"),
-    *("separation", "participants"),
-)
-_NUMBERS = (
-    *("clip", "epsilon", "delta", "kappa", "neighbours", "tau2"),
-    *("dropout", "carried_to_residual"),
-)
-_SWITCHES = ("closing",)
-_MAY_BE_MISSING = ("tau2", "rounds", "committee", "carried_to_residual")
+_PLAIN = (*_ALWAYS, "chain_rounds")
+# And this where noise is carried from round to round.
+_CARRYING = ("separation", "pattern", "participants", "dropout", "carried_to_residual", "closing", "horizon")
+_LONGEST_WORD = 30
 _SMALLEST, _LARGEST = 1e-30, 1e12
 _BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
-# What rounding in the terms may add is not worth a refusal.
 # What JSON of somebody else's making can raise while it is read.
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 
@@ -309,10 +281,10 @@ def require_same(before: Proposal, now: Proposal) -> None:
 def plan_values(plan: Plan) -> dict[str, Any]:
     """The plan as JSON; raises `ConfigError` for one that the protocol cannot carry out."""
     carries = plan.kind.carries
-    carried_out, fixed = {_renamed(name, carries) for name in _names(carries)}, _fixed(carries)
+    names, fixed = _names(carries), _fixed(carries)
     for field in fields(Plan):
         value, usual = getattr(plan, field.name), fixed.get(field.name, field.default)
-        if field.name not in carried_out and value != usual:
+        if field.name not in names and value != usual:
             raise ConfigError(
                 f"the protocol cannot carry out {value!r}",
                 field=f"plan.{field.name}",
@@ -324,31 +296,26 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         raise ConfigError(
             f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
         )
-    return {name: getattr(plan, _renamed(name, carries)) for name in _names(carries)}
+    return {name: getattr(plan, name) for name in names}
 
 
 def proposable(plan: Plan) -> Plan:
     """The plan without what it says of rounds for the sake of other methods, where nothing is carried."""
     if plan.kind.carries:
         return plan
-    unused = {*_CARRIED_FIELDS, "horizon", "threshold", "on_grid"}
+    unused = set(_CARRYING)
     usual: dict[str, Any] = {one.name: one.default for one in fields(Plan) if one.name in unused}
     return replace(plan, **usual)
 
 
-def _renamed(name: str, carries: bool) -> str:
-    """What a plan calls a field of the wire: its `rounds` are those of the run where noise is carried over."""
-    return {"rounds": "horizon" if carries else "chain_rounds"}.get(name, name)
-
-
 def _names(carries: bool) -> tuple[str, ...]:
-    return (*_PLAN_FIELDS, *_CARRIED_FIELDS) if carries else _PLAN_FIELDS
+    return (*_ALWAYS, *_CARRYING) if carries else _PLAIN
 
 
 def _fixed(carries: bool) -> dict[str, Any]:
     """What follows from whether noise is carried over."""
     plain = Plan().kind
-    return {"method": plain.carrying if carries else plain.name, "on_grid": carries}
+    return {"method": plain.carrying if carries else plain.name}
 
 
 def _read_plan(values: dict[str, Any], schedule: Schedule | None) -> Plan:
@@ -356,19 +323,13 @@ def _read_plan(values: dict[str, Any], schedule: Schedule | None) -> Plan:
     if set(values) != set(_names(schedule is not None)):
         raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
     for name, value in values.items():
-        if value is None and name in _MAY_BE_MISSING:
-            continue
-        kind = (
-            bool if name in _SWITCHES else int if name in _WHOLE else int | float if name in _NUMBERS else str
-        )
-        if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-            raise RemoteProtocolError(f"the plan in the proposal has no valid {name!r}")
-        if not isinstance(value, str | bool) and not _is_sensible(value):
-            raise RemoteProtocolError(f"{name} in the proposed plan is not a number that a plan could have")
+        short = isinstance(value, str) and len(value) <= _LONGEST_WORD
+        if not (value is None or short or isinstance(value, bool) or _is_sensible(value)):
+            raise RemoteProtocolError(
+                f"{name} in the proposed plan is not a number that a plan could have, nor a word"
+            )
     try:
-        carries = schedule is not None
-        renamed = {_renamed(name, carries): value for name, value in values.items()}
-        plan = Plan(**renamed, **_fixed(carries))
+        plan = check_json(Plan, json.dumps(values | _fixed(schedule is not None)))
         plan_values(plan)
         plan.budget(1)
         if schedule is not None:
@@ -387,7 +348,7 @@ def _check_schedule(plan: Plan, schedule: Schedule) -> None:
         "pattern": (plan.pattern == "cyclic", schedule.cyclic),
         "closing": (plan.closing, schedule.closing),
         "clip": (plan.clip, schedule.clip),
-        "dropped": (plan.dropped, schedule.dropped),
+        "dropped": (plan.dropped, schedule.noise.dropped),
     }
     for name, (planned, scheduled) in both.items():
         if planned != scheduled:
@@ -402,7 +363,7 @@ def _whole(value: object) -> int:
 
 def _is_sensible(value: Any) -> bool:
     """Whether it is a number, and one that squares and quotients of a few such numbers do not run out of range on."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         return False
     return value == 0 or _SMALLEST <= abs(value) <= _LARGEST
 

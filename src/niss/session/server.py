@@ -1,6 +1,6 @@
 """The server's half of a run: who joined, the round under way, what became of everyone.
 
-It sends nothing itself: requests come out, replies go in (`niss.session.requests.drive`). A round goes through stages:
+It sends nothing itself: requests come out, replies go in (`drive`). A round goes through stages:
 
     begin     enrol: whoever is new, or has no key left, is asked to join
     take      enrol -> round: the round is opened, and saved before anyone is told; nobody to open it for: done
@@ -21,10 +21,11 @@ on with the next. A round that nobody was asked about is begun anew.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,10 @@ from niss.protocol import (
 )
 from niss.redaction import printable
 from niss.runs import RoundRecord
-from niss.session.books import Books, Pending, SessionRound
-from niss.session.coordinator import Coordinator
-from niss.session.members import Member, Members
+from niss.session.books import Books, RunState, SessionRound
+from niss.session.members import CarriedRounds, Member
 from niss.session.metrics import next_clip
+from niss.session.ports import Coordinator, Deliver, Reply, Request, Stage, check_refusal, in_words
 from niss.session.proposal import (
     ENROLMENT_PREFIX,
     RUN_BYTES,
@@ -62,8 +63,7 @@ from niss.session.proposal import (
     read_proposal,
     require_same,
 )
-from niss.session.requests import Reply, Request, Stage, check_refusal, in_words
-from niss.session.turns import CarriedRounds
+from niss.settings import check_json, to_values
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
@@ -89,11 +89,11 @@ class Session:
 
     stage     of the round
     proposal  of the run, as it was signed
+    state     all that is remembered of it
     members   who joined, and who is left out
     books     what was charged, and what happened
     round     the one that was opened last in this process, once it is over with its outcome
     refused   why the round that was begun last could not be opened; None: it was
-    clip      of the next round
     """
 
     def __init__(
@@ -117,14 +117,10 @@ class Session:
         plan = setup.plan
         self._setup, self._server, self._coordinator = setup, Server(identity), coordinator
         self._port = save
-        self.clip = plan.clip if setup.adaptive is None else setup.adaptive.start
-        if saved is None:
-            run = entropy(RUN_BYTES)
-            anchor = coordinator.start_run(run, setup.rounds)
-        else:
-            before = read_proposal(bytes.fromhex(saved["proposal"]))
-            run = before.run
-            anchor = coordinator.resume_run(run, setup.rounds, saved["coordinator"])
+        before = None if saved is None else check_json(RunState, json.dumps(saved))
+        known = None if before is None else read_proposal(before.proposal)
+        run = entropy(RUN_BYTES) if known is None else known.run
+        anchor = coordinator.start_run(run, setup.rounds, None if before is None else before.coordinator)
         self.proposal = Proposal(
             run=run,
             server=identity.public,
@@ -138,10 +134,13 @@ class Session:
             metrics=setup.metrics,
             schedule=setup.schedule(),
         )
-        self._proposed = self.proposal.signed(identity)
-        self.members = Members(saved)
+        if known is not None:
+            require_same(known, self.proposal)
+        first = plan.clip if setup.adaptive is None else setup.adaptive.start
+        self.state = before or RunState(self.proposal.signed(identity), first)
+        self.members = self.state.members
         assess = DrawnAccount(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
-        self.books = Books(self.proposal, self.members, assess)
+        self.books = Books(self.proposal, self.state, assess)
         self.stage = Stage.DONE
         self.round: SessionRound | None = None
         self.refused: NissError | None = None
@@ -149,39 +148,26 @@ class Session:
         self._asked: dict[int, Request] = {}
         self._terms: dict[tuple[int, int, float], Terms] = {}
         self._carried: CarriedRounds | None = None
-        if (schedule := self.proposal.schedule) is not None:
-            known = None if saved is None else saved["carried"]
-            self._carried = CarriedRounds(plan, schedule, run, coordinator, known)
-        if saved is not None:
-            require_same(before, self.proposal)
-            self._restore(saved)
+        if self.proposal.schedule is not None:
+            self._carried = CarriedRounds(self.proposal, coordinator, self.members, self.state.turns)
+            self.state.turns = self._carried.turns
+        self._allowed = self.proposal.round_mu
+        if before is not None:
+            self.members.resumed = True
+            self.state.resumed += 1
+            if self.state.pending is not None:
+                self.books.lose(self.state.pending, _KILLED)
 
     def to_json(self) -> dict[str, Any]:
-        """The run as JSON: for a server that goes on with it. Secret, as it has the chain's seed.
-
-        One-time keys in stock are left out: clients hand over new ones when they enrol again.
-        """
-        pending = None if self.stage in (Stage.ENROL, Stage.DONE) else self.books.pending(self._current)
-        return {
-            "proposal": self._proposed.hex(),
-            "coordinator": self._coordinator.secrets(),
-            **self.members.to_json(),
-            "clip": self.clip,
-            "books": self.books.saved(),
-            "pending": None if pending is None else asdict(pending),
-            "carried": None if self._carried is None else self._carried.to_json(),
-        }
+        """The run as JSON (`RunState`): for a server that goes on with it. Secret."""
+        under_way = self.stage not in (Stage.ENROL, Stage.DONE)
+        self.state.pending = self.books.pending(self._current) if under_way else None
+        self.state.coordinator = self._coordinator.secrets()
+        return to_values(self.state)
 
     def _save(self) -> None:
         if self._port is not None:
             self._port(self.to_json())
-
-    def _restore(self, saved: dict[str, Any]) -> None:
-        self.clip = saved["clip"]
-        self.books.restore(saved["books"])
-        self.books.resumed += 1
-        if saved["pending"] is not None:
-            self.books.lose(Pending.from_json(saved["pending"]), _KILLED)
 
     def begin(
         self,
@@ -207,10 +193,10 @@ class Session:
             number,
             tuple(nodes),
             frozenset(connected),
-            coordinates + len(self.proposal.metrics),
+            coordinates + len(self.proposal.metrics.ranges),
             None if following is None else tuple(following),
         )
-        self.clip = self.clip if clip is None else clip
+        self.state.clip = self.state.clip if clip is None else clip
         self.members.ask_again()
         everyone = dict.fromkeys((*self._begun.nodes, *(following or ())))
         if not self.members.gathered:
@@ -219,7 +205,7 @@ class Session:
         self._ask(
             Stage.ENROL,
             {
-                node: self._proposed
+                node: self.state.proposal
                 for node in everyone
                 if node not in self.members.left_out and not self._is_ready(node)
             },
@@ -270,9 +256,9 @@ class Session:
         current = self._current
         outcome = current.outcome = self._server.finish()
         if self._setup.adaptive is not None:
-            self.clip = next_clip(self._setup.adaptive, self.proposal.metrics, current.agreed, outcome)
+            self.state.clip = next_clip(self._setup.adaptive, self.proposal.metrics, current.agreed, outcome)
         if self._carried is not None:
-            self._carried.finished(outcome.survivors, current.nodes, current.unhelpful)
+            self._carried.finish(outcome.survivors, current.nodes, current.unhelpful)
         for node in (current.nodes[seat] for seat in outcome.liars):
             current.unhelpful[node] = LIED
             self.members.leave_out(node, LIED)
@@ -289,6 +275,8 @@ class Session:
         metrics, current, weight = self.proposal.metrics, self.round, record.participants / record.survivors
         assert current is not None
         mean = total * current.scale
+        if not metrics.ranges:
+            return mean, {}
         size, clip = total.size - len(metrics), current.agreed.terms.clip
         means = metrics.means(total[size:] * weight, clip, math.sqrt(current.variance) * weight)
         mean[:size] /= self.books.weigh(metrics.mean_weight(mean[size:], clip))
@@ -297,12 +285,12 @@ class Session:
     def _admit(self, node: int, reply: Reply | str) -> None:
         """Take an enrolment; a node whose keys are not in order, or that declines twice, is left out of the run."""
         if isinstance(reply, str):
-            self.members.failed(node, reply)
+            self.members.note_failure(node, reply)
             return
         try:
             message = None if reply.body.startswith(ENROLMENT_PREFIX) else decode(reply.body)
             if isinstance(message, Refusal):
-                self.members.declined(node, f"declined: {message.reason}")
+                self.members.note_declined(node, f"declined: {message.reason}")
                 return
             enrolment = Enrolment.from_bytes(reply.body)
             enrolment.check(self.proposal)
@@ -324,9 +312,12 @@ class Session:
         assert begun is not None
         ready = [node for node in self.members.seatable(begun.nodes) if self._is_ready(node)]
         nodes = self.books.with_room(ready)
-        survived = () if self._carried is None else self._carried.survived
+        survived = () if self._carried is None else self._carried.turns.survived
         try:
-            opened, node_of = (self._open if self._carried is None else self._open_carried)(begun, nodes)
+            if self._carried is None:
+                opened = self._open(begun, nodes)
+            else:
+                opened = self._carried.open(self._server, nodes, self._save, begun.following)
         except (ProtocolError, PrivacyError) as error:
             self.refused, spent = error, len(ready) - len(nodes)
             why = getattr(error, "detail", error.message)
@@ -335,10 +326,10 @@ class Session:
                 begun.number, f"{why}; {error.hint}" if self._carried is not None and error.hint else why
             )
             return
+        node_of = {member.identity: node for node, member in self.members.by_node.items()}
         by_seat = tuple(node_of[participant.identity] for participant in opened.participants)
         self.round = current = SessionRound(begun.number, agree(opened), by_seat, survived)
-        body = encode(opened)
-        self._ask(Stage.ROUND, dict.fromkeys(by_seat, body))
+        self._ask(Stage.ROUND, dict.fromkeys(by_seat, encode(opened)))
         if self._carried is not None and begun.connected:
             for node in by_seat:
                 if node not in begun.connected or node in self.members.left_out:
@@ -346,44 +337,30 @@ class Session:
                     del self._asked[node]
         self._save()
 
-    def _open(self, begun: _Begun, nodes: list[int]) -> tuple[RoundOpen, dict[bytes, int]]:
+    def _open(self, begun: _Begun, nodes: list[int]) -> RoundOpen:
         """A round that stands alone, on the first graph that keeps the promise; nobody has been asked anything yet."""
         proposal, coordinator, number = self.proposal, self._coordinator, begun.number
         if len(nodes) < proposal.participants:
             raise ProtocolError(
                 f"{len(nodes)} nodes could take part, at least {proposal.participants} are needed"
             )
-        node_of = {self.members.by_node[node].identity: node for node in nodes}
+        identities = tuple(self.members.by_node[node].identity for node in nodes)
         proposed, _ = propose_round(
             proposal.plan,
             number,
-            seat=lambda attempt: coordinator.seat(number, attempt, tuple(node_of), proposal.participants),
+            seat=lambda attempt: coordinator.seat(number, attempt, identities, proposal.participants),
             terms=lambda people: self._terms_for(people, begun.coordinates),
             release=lambda attempt, commitment: coordinator.release(number, attempt, commitment),
             assess=self.books.assess,
-            allowed=proposal.round_mu,
+            allowed=self._allowed,
         )
-        return self._server.open_round(proposed.terms, proposed.participants, proposed.beacon), node_of
-
-    def _open_carried(self, begun: _Begun, nodes: list[int]) -> tuple[RoundOpen, dict[bytes, int]]:
-        """The next round of a run that carries noise over, for those whose turn it is, there or not."""
-        assert self._carried is not None
-        members = self.members.by_node
-        ready = (member for member in members.values() if self._coordinator.ready(member.identity))
-        opened = self._carried.open(
-            self._server,
-            {member.number: member.identity for member in ready},
-            [members[node].number for node in nodes],
-            self._save,
-            None if begun.following is None else [members[node].number for node in begun.following],
-        )
-        return opened, {member.identity: node for node, member in members.items()}
+        return self._server.open_round(proposed.terms, proposed.participants, proposed.beacon)
 
     def _terms_for(self, people: tuple[Participant, ...], coordinates: int) -> Terms:
         """They depend on the number of participants and the clip alone, so they are made once for each."""
-        key = len(people), coordinates, self.clip
+        key = len(people), coordinates, self.state.clip
         if key not in self._terms:
-            self._terms[key] = self._setup.terms(people, coordinates, self.clip, self.proposal.run)
+            self._terms[key] = self._setup.terms(people, coordinates, self.state.clip, self.proposal.run)
         return self._terms[key]
 
     def _take_uploads(self, replies: dict[int, Reply | str]) -> None:
@@ -437,7 +414,7 @@ class Session:
         if self.stage is Stage.ROUND:
             self._current.refused[member.node] = reason
         else:
-            self.members.declined(member.node, reason)
+            self.members.note_declined(member.node, reason)
 
     def _hand_over(self, message: Message) -> None:
         """Give a client's message to the protocol's server, which checks it."""
@@ -466,3 +443,10 @@ class Session:
     def _is_ready(self, node: int) -> bool:
         member = self.members.by_node.get(node)
         return member is not None and self._coordinator.ready(member.identity)
+
+
+def drive(session: Session, deliver: Deliver, until: Stage = Stage.DONE) -> None:
+    """Go on with a round up to that stage, or to its end where it ends before; a stage may have nobody to ask."""
+    while session.stage not in (until, Stage.DONE):
+        requests = session.requests()
+        session.take(deliver(requests) if requests else {})

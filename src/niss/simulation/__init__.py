@@ -1,7 +1,7 @@
 """Federated runs on one machine: settings, rounds, runs, comparisons, and their folders.
 
-`round.py` is a round from top to bottom; `run.py` is the loop around it. Settings are read without torch, so that what
-is wrong with them is said at once; whatever trains is imported on first use.
+`round.py` is a round from top to bottom; `method_run.py` is the loop around it. Settings are read without torch, so
+that what is wrong with them is said at once; whatever trains is imported on first use.
 """
 
 import sys
@@ -12,23 +12,15 @@ from typing import TYPE_CHECKING, Any
 from niss.simulation.config import Config, load_config, make_config, preset, with_overrides
 
 if TYPE_CHECKING:
+    from niss.simulation.method_run import RoundEvent, TrainingEvent
     from niss.simulation.results import Comparison, RunResult
-    from niss.simulation.run import (
-        RoundEvent,
-        TrainingEvent,
-        compare,
-        compare_seeds,
-        compare_together,
-        resume,
-        run,
-    )
+    from niss.simulation.run import compare, compare_seeds, compare_together, resume, run
 
 _ROOMS = {
     "results": ("Comparison", "RunResult"),
-    "run": (
-        "RoundEvent", "TrainingEvent", "compare", "compare_seeds", "compare_together", "resume", "run",
-    ),
-}  # fmt: skip
+    "method_run": ("RoundEvent", "TrainingEvent"),
+    "run": ("compare", "compare_seeds", "compare_together", "resume", "run"),
+}
 
 __all__ = [
     "Comparison",

@@ -6,6 +6,7 @@ with little data each and hundreds of participants a round, where client-level p
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
@@ -30,10 +31,12 @@ from niss.simulation.sections import (
 
 if TYPE_CHECKING:
     from niss.accounting import Plan
-    from niss.mechanism.adaptive import AdaptiveClip
+    from niss.mechanism.clipping import AdaptiveClip
+    from niss.methods import Method
 
 PRESETS = ("demo", "paper")
 """The settings shipped with the package."""
+PLAN_HINT = "write one with `niss plan ... --json > plan.json`"
 
 
 @settings
@@ -127,7 +130,7 @@ class Config:
 
     def adaptive_clip(self, method: MethodConfig) -> AdaptiveClip | None:
         """How the clip follows the norms of updates when this method runs; None: it stays, or there is none."""
-        from niss.mechanism.adaptive import AdaptiveClip
+        from niss.mechanism.clipping import AdaptiveClip
 
         privacy = self.privacy
         if privacy.quantile is None or not method.kind.private:
@@ -141,32 +144,25 @@ class Config:
         """
         from niss.accounting import Plan
         from niss.accounting.calibration import cheapest_kappa
-        from niss.methods import enough_uploads
-        from niss.protocol.agreement import LINKS_PER_ROUND
-        from niss.simulation.carrying import plan_fields
+        from niss.protocol.keys import LINKS_PER_ROUND
 
         record = self.privacy.unit == "record"
-        # A round of the protocol may draw its graph again, and its noise lies on a grid; delta pays for both.
+        # A round of the protocol may draw its graph again; delta pays for that.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
-        sampling, size, threshold = self.sampling_of(method), self.training.participants, method.threshold
-        carried = plan_fields(self, sampling) if method.kind.carries else {}
-        if threshold is None and method.kind.uses("threshold"):
-            threshold = enough_uploads(size, self.protocol.dropout)
+        sampling, size = self.sampling_of(method), self.training.participants
+        carried = _carried_fields(self, sampling) if method.kind.carries else {}
         plan = Plan(
             **_plan_fields(self.privacy)
             | _plan_fields(method)
             | {
-                "method": method.name,
+                "method": self._with_own_settings(method),
                 "participations": self._composed(sampling),
                 "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
-                "on_grid": redrawn,
                 "horizon": self.rounds if method.kind.whole_run else None,
                 "separation": self.separation_by(sampling),
-                "sampling_probability": size / self.clients if sampling == "poisson" else 1.0,
-                "threshold": threshold,
             }
             | carried
         )
@@ -176,12 +172,26 @@ class Config:
             plan, kappa=cheapest_kappa(plan, size, dropout=self.protocol.dropout, mode=self.protocol.mode)
         )
 
+    def _with_own_settings(self, method: MethodConfig) -> Method | str:
+        """The method with what is a setting of its own; its name where it has none."""
+        from niss.methods import enough_uploads
+
+        kind, size = method.kind, self.training.participants
+        own = {name: getattr(method, name) for name in kind.own if hasattr(method, name)}
+        if "threshold" in own and method.threshold is None:
+            own["threshold"] = enough_uploads(size, self.protocol.dropout)
+        if kind.secret_draw:
+            own["sampling_probability"] = size / self.clients
+        return cast("Method", replace(cast("Any", kind), **own)) if own else method.name
+
     def with_plan(self, plan: Plan) -> Config:
         """These settings with the protection of `plan`, for example the planner's, as their one method."""
         known = {one.name for one in fields(plan)}
         privacy = {one.name: getattr(plan, one.name) for one in fields(PrivacyConfig) if one.name in known}
-        method = {one.name: getattr(plan, one.name) for one in fields(MethodConfig) if one.name in known}
-        method |= {"name": plan.method, "tau2": "calibrated" if plan.tau2 is None else plan.tau2}
+        method_names = {one.name for one in fields(MethodConfig)}
+        method = {name: getattr(plan, name) for name in method_names & known}
+        own = {name: value for name, value in plan.kind.own.items() if name in method_names}
+        method |= {"name": plan.kind.name, "tau2": _tau2(plan.tau2), **own}
         return replace(
             self, privacy=replace(self.privacy, **privacy), methods=(replace(MethodConfig(), **method),)
         )
@@ -193,6 +203,29 @@ def _plan_fields(section: PrivacyConfig | MethodConfig) -> dict[str, Any]:
 
     known = {one.name for one in fields(Plan)}
     return {one.name: getattr(section, one.name) for one in fields(section) if one.name in known}
+
+
+def _carried_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
+    """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
+
+    Where lost clients are repaired and no number of them is given, one round in a million loses more.
+    """
+    from niss.methods import enough_uploads
+
+    size, privacy, protocol = config.training.participants, config.privacy, config.protocol
+    dropped = revealed = 0
+    if protocol.mode == "repair" and protocol.dropout:
+        dropped = privacy.dropped or size - (enough_uploads(size, protocol.dropout) or size)
+        # Whoever is left needs someone to share noise with.
+        dropped = min(dropped, size - 2)
+        revealed = max(privacy.revealed, dropped)
+    return {
+        "participants": size,
+        "pattern": "cyclic" if sampling == "cyclic" else "any",
+        "dropout": protocol.dropout,
+        "dropped": dropped,
+        "revealed": revealed,
+    }
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
@@ -230,6 +263,66 @@ def _with_defaults(method: Any) -> Any:
             )
         kind = METHODS[kind.carrying]
     return {**kind.defaults, **method, "name": kind.name} | ({"carry": True} if kind.carries else {})
+
+
+def settings_of_plan(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings by dotted key, and the method, under which a simulation keeps what `niss plan --json` printed.
+
+    There are as many clients as it takes for each to take part as often as planned, where the plan names none.
+    Raises `ConfigError` for a plan that the simulator cannot run, or that lacks something.
+    """
+    if not isinstance(values.get("plan"), dict):
+        raise ConfigError("the file holds no plan that can be run", field="--plan", hint=PLAN_HINT)
+    try:
+        found, method = _carried_settings(values) if values.get("carry") else _round_settings(values)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"the plan lacks something or is damaged: {error}", field="--plan", hint=PLAN_HINT
+        ) from None
+    # What is as usual need not be said.
+    usual = {f"privacy.{one.name}": one.default for one in fields(PrivacyConfig)}
+    usual |= {f"protocol.{one.name}": one.default for one in fields(ProtocolConfig)}
+    return {key: value for key, value in found.items() if value != usual.get(key, ...)}, method
+
+
+def _round_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    plan, participants = values["plan"], int(values["participants"])
+    often = int(plan["participations"])
+    rounds = int(values.get("rounds") or often)
+    found: dict[str, Any] = {
+        "rounds": rounds,
+        "data.clients": participants * math.ceil(rounds / often),
+        "training.participants": participants,
+        **{f"privacy.{one.name}": plan[one.name] for one in fields(PrivacyConfig) if one.name in plan},
+        "protocol.mode": values["mode"],
+        "protocol.dropout": float(values.get("dropout") or 0.0),
+    }
+    method = {name: plan[name] for name in ("kappa", "neighbours", "graph", "distortion")}
+    return found, method | {"name": plan["method"], "tau2": _tau2(plan["tau2"])}
+
+
+def _carried_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    plan = values["plan"]
+    noise, cyclic = plan["noise"], plan["pattern"] == "cyclic"
+    found: dict[str, Any] = {
+        "rounds": int(plan["horizon"]),
+        "data.clients": int(values["clients"]),
+        "training.participants": int(noise["participants"]),
+        "training.sampling": "cyclic" if cyclic else "uniform",
+        **{f"privacy.{name}": values[name] for name in ("epsilon", "delta", "clip", "relation")},
+        "privacy.colluders": noise["colluders"],
+        "protocol.mode": values["mode"],
+        "protocol.dropout": values["dropout"],
+    }
+    if not cyclic:
+        found["training.separation"] = int(plan["separation"])
+    return found, {"name": "niss-carried", "kappa": values["kappa"]}
+
+
+def _tau2(planned: Any) -> Any:
+    return "calibrated" if planned is None else planned
 
 
 def load_config(path: str | Path) -> Config:

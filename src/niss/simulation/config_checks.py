@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from niss.data.catalog import find_spec
 from niss.errors import ConfigError, PrivacyError
+from niss.simulation.sections import MethodConfig, PrivacyConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
-    from niss.simulation.sections import MethodConfig, TrainingConfig
 
 
 def check_consistency(config: Config) -> None:
@@ -153,24 +154,12 @@ def _check_method(config: Config, method: MethodConfig) -> None:
     if isinstance(method.tau2, tuple) and len(method.tau2) != config.clients:
         raise ConfigError(f"{len(method.tau2)} values for {config.clients} clients", field="methods.tau2")
     distortion = method.distorts
-    if method.tau2 == "calibrated" and distortion is not None and not distortion.calibratable:
-        raise ConfigError(
-            f"only the additive distortion can be calibrated, not {method.distortion}",
-            field="methods.tau2",
-            hint="give a number, or use distortion = 'additive'",
-        )
     repairing = config.protocol.dropout > 0.0 and config.protocol.mode == "repair"
     if repairing and distortion is not None and not distortion.repairable:
         raise ConfigError(
             f"shares that a client has multiplied ({method.distortion!r}) cannot be taken out of a sum again",
             field="methods.distortion",
             hint="use distortion = 'additive', or protocol.mode = 'tolerate'",
-        )
-    if method.graph == "coalition" and not method.groups:
-        raise ConfigError(
-            "a coalition graph needs them",
-            field="methods.groups",
-            hint="for example [[0, 1, 2], [3, 4, 5]]",
         )
     _check_whole_run(config, method)
     _check_quantile(config, method)
@@ -181,7 +170,18 @@ def _check_method(config: Config, method: MethodConfig) -> None:
             plan.committed(plan.participants)
     except PrivacyError as error:
         raise ConfigError(error.message, hint=error.hint) from None
+    except ConfigError as error:
+        raise _located(error) from None
     _check_threshold(config, method)
+
+
+def _located(error: ConfigError) -> ConfigError:
+    """What a plan refuses, with the section in which its field stands."""
+    for title, section in (("privacy", PrivacyConfig), ("methods", MethodConfig)):
+        if error.field in {one.name for one in fields(section)}:
+            message = error.message.removeprefix(f"{error.field}: ")
+            return ConfigError(message, field=f"{title}.{error.field}", hint=error.hint)
+    return error
 
 
 def _check_whole_run(config: Config, method: MethodConfig) -> None:
@@ -249,8 +249,8 @@ def _check_quantile(config: Config, method: MethodConfig) -> None:
 
 def _check_threshold(config: Config, method: MethodConfig) -> None:
     """A sum that is opened must hold the noise of someone honest."""
-    threshold, colluders = config.plan(method).threshold, config.privacy.colluders
-    if method.kind.uses("threshold") and threshold is not None:
+    threshold, colluders = config.plan(method).kind.own.get("threshold"), config.privacy.colluders
+    if threshold is not None:
         if threshold > config.training.participants:
             raise ConfigError(
                 f"{threshold} uploads of {config.training.participants} participants",

@@ -1,4 +1,4 @@
-"""One method on its way through the rounds: its state in memory and in its folder.
+"""Methods on their way through the rounds, in step: the state of each in memory and in its folder.
 
 Beside records, a simulated run keeps a charge per round and a checkpoint. One that was killed at any moment goes on
 from its last checkpoint; what was written after it is dropped and done again.
@@ -10,7 +10,8 @@ import contextlib
 import copy
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,18 +24,65 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from niss.accounting import Ledger, LedgerFile, Plan, stated_delta, stated_relation
+from niss.accounting import Charge, Ledger, LedgerFile, LedgerHeader, Plan, stated_delta, stated_relation
 from niss.errors import RunFolderError
 from niss.files import CHECKPOINT, LEDGER, METRICS, MODEL, PRIVACY, RESULT, write_atomically, write_json
+from niss.learning import threads
 from niss.runs import RoundRecord, RunFolder
 from niss.runs.folder import other_rounds
 from niss.simulation.config import Config
-from niss.simulation.materials import Materials
+from niss.simulation.federation import Federation
+from niss.simulation.inputs import Inputs
 from niss.simulation.ranks import Ranks
 from niss.simulation.results import RunResult, state_guarantee
-from niss.simulation.round import Federation, FinishedRound
+from niss.simulation.round import FinishedRound, begin_round
 from niss.simulation.server import ServerState
 from niss.simulation.training import Trainer
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """Told to `progress` after every round of every method.
+
+    label          of the method, or of the config and the method where several are compared
+    method_number  its place among all methods, from 1
+    methods        how many methods there are
+    round, rounds  the round just done, and of how many
+    accuracy       after it; None where it was not tested
+    seconds        that it took
+    """
+
+    label: str
+    method_number: int
+    methods: int
+    round: int
+    rounds: int
+    accuracy: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainingEvent:
+    """Told to `progress.training` while clients train.
+
+    labels         of the methods whose clients are trained now, as one cohort
+    methods        how many methods there are in all
+    round, rounds  the round that is under way, and of how many
+    done, clients  clients of these methods that have been trained, and how many there are
+    """
+
+    labels: tuple[str, ...]
+    methods: int
+    round: int
+    rounds: int
+    done: int
+    clients: int
+
+
+Progress = Callable[[RoundEvent], None]
+"""Told of every round. Where it has a method `training`, that is told of every group of clients."""
+
+OnRound = Callable[[RoundRecord], None]
 
 
 class MethodRun:
@@ -50,19 +98,19 @@ class MethodRun:
     def __init__(
         self,
         config: Config,
-        materials: Materials,
+        inputs: Inputs,
         trainer: Trainer,
         folder: CheckpointFolder | None,
         label: str | None = None,
     ) -> None:
         (self.method,) = config.methods
         self.config, self._folder, self.label = config, folder, label or self.method.title
-        self.federation = Federation.of(config, materials, trainer)
+        self.federation = Federation.of(config, inputs, trainer)
         plan = self.federation.plan
         # A target per round promises nothing about the whole training, so it is no budget.
         filtered = plan.calibrated and config.privacy.scope == "training"
         budget = plan.budget(config.clients) if filtered else None
-        state = Checkpoint(0, materials.start, Ledger.empty(config.clients, budget))
+        state = Checkpoint(0, inputs.start, Ledger.empty(config.clients, budget))
         self.rounds: list[RoundRecord] = []
         with read_by_all(trainer.ranks, folder) as kept:
             if kept is not None:
@@ -116,15 +164,17 @@ class MethodRun:
         on_grid = self.federation.exchange.real
         file = LedgerFile.create(
             path,
-            run=f"{self.config.name}/{self.method.title}",
-            budgets={
-                str(client): None if ledger.budget is None else float(ledger.budget[client])
-                for client in range(self.config.clients)
-            },
-            delta=delta,
-            unit=plan.unit,
-            relation=stated_relation(plan),
-            delta_failure=max(delta - plan.gaussian_delta - (0.0 if on_grid else plan.grid_delta), 0.0),
+            LedgerHeader(
+                run=f"{self.config.name}/{self.method.title}",
+                budgets={
+                    str(client): None if ledger.budget is None else float(ledger.budget[client])
+                    for client in range(self.config.clients)
+                },
+                delta=delta,
+                unit=plan.unit,
+                relation=stated_relation(plan),
+                delta_failure=max(delta - plan.gaussian_delta - (0.0 if on_grid else plan.grid_delta), 0.0),
+            ),
         )
         return self._open_files.enter_context(file)
 
@@ -146,8 +196,8 @@ class MethodRun:
 
     def conclude(self) -> RunResult:
         """Make the statement, and write it down with the final model; result.json comes last."""
-        folder, module = self._folder, copy.deepcopy(self.federation.materials.module)
-        self.federation.materials.layout.load(module, self.weights)
+        folder, module = self._folder, copy.deepcopy(self.federation.inputs.module)
+        self.federation.inputs.layout.load(module, self.weights)
         result = RunResult(
             settings=self.method,
             rounds=self.rounds,
@@ -161,6 +211,85 @@ class MethodRun:
             write_json(folder.path / PRIVACY, result.statement.to_json())
             write_json(folder.path / RESULT, result.summary)
         return result
+
+
+def play_runs(
+    runs: Sequence[MethodRun],
+    trainer: Trainer,
+    progress: Progress | None,
+    on_round: OnRound | None = None,
+) -> list[RunResult]:
+    """Play the rounds that are still missing, all runs in step, then write down what came of it.
+
+    Runs whose clients do the same local work train as one cohort, as many as have room for their updates.
+    """
+    if not trainer.ranks.first:
+        progress = on_round = None
+    with contextlib.ExitStack() as stack, threads(runs[0].config.training.threads):
+        for one in runs:
+            stack.enter_context(one)
+        while waiting := [one for one in runs if not one.finished]:
+            first = min(waiting, key=lambda one: one.rounds_done)
+            alike = [
+                one
+                for one in waiting
+                if one.rounds_done == first.rounds_done and one.federation.work == first.federation.work
+            ]
+            turn = alike[: trainer.together(first.config.training.participants)]
+            _play_round(runs, turn, trainer, progress)
+            if on_round is not None:
+                for one in turn:
+                    on_round(one.rounds[-1])
+    return [one.conclude() for one in runs]
+
+
+def _play_round(
+    runs: Sequence[MethodRun], turn: Sequence[MethodRun], trainer: Trainer, progress: Progress | None
+) -> None:
+    """One round of the methods whose turn it is, their clients trained as one cohort.
+
+    The seconds of a method are its part of what all did together and those in which it finished the round.
+    """
+    began = time.perf_counter()
+    opened = [
+        begin_round(one.federation, one.weights, one.ledger, one.rounds_done, one.clip, one.server)
+        for one in turn
+    ]
+    if (tell := getattr(progress, "outlook", None)) is not None:
+        for one, each in zip(turn, opened, strict=True):
+            if one.rounds_done == 0 and (judged := each.outlook) is not None:
+                tell(one.label, judged)
+    jobs = [each.jobs for each in opened]
+    done = _client_progress(runs, turn, sum(map(len, jobs)), progress)
+    updates = trainer.train(jobs, turn[0].federation.work, done)
+    together = (time.perf_counter() - began) / len(turn)
+    for one, each, rows in zip(turn, opened, updates, strict=True):
+        began = time.perf_counter()
+        result = each.finish(rows)
+        seconds = together + time.perf_counter() - began
+        one.record(result, seconds)
+        if progress is not None:
+            place, rounds = runs.index(one) + 1, one.config.rounds
+            accuracy = one.rounds[-1].accuracy
+            progress(RoundEvent(one.label, place, len(runs), one.rounds_done, rounds, accuracy, seconds))
+
+
+def _client_progress(
+    runs: Sequence[MethodRun], turn: Sequence[MethodRun], clients: int, progress: Progress | None
+) -> Callable[[int], None] | None:
+    """A function that tells `progress.training`, where there is such a method, of clients newly done."""
+    tell = getattr(progress, "training", None)
+    if tell is None:
+        return None
+    titles, done = tuple(one.label for one in turn), 0
+    number, rounds = turn[0].rounds_done + 1, turn[0].config.rounds
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        tell(TrainingEvent(titles, len(runs), number, rounds, done, clients))
+
+    return count
 
 
 @dataclass(frozen=True)
@@ -183,7 +312,7 @@ class CheckpointFolder(RunFolder):
             return []
         _rewind_ledger(self.path / LEDGER, rounds)
         with LedgerFile.open(self.path / LEDGER) as file:
-            return [np.array(sorted(map(int, entry.mus)), dtype=np.int64) for entry in file.entries]
+            return [np.array(sorted(map(int, entry.charges)), dtype=np.int64) for entry in file.entries]
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint of an earlier round."""
@@ -260,27 +389,23 @@ class RecordedLedger(Ledger):
     rounds: int = 0
     basis: dict[str, Any] = field(default_factory=dict)
 
-    def charge(
-        self,
-        participants: NDArray[np.int64],
-        joint_mu: NDArray[np.float64],
-        marginal_mu: NDArray[np.float64],
-        attempt: int = 0,
-    ) -> None:
+    def charge(self, participants: NDArray[np.int64], charge: Charge, attempt: int = 0) -> None:
         """Charge a round in memory, then on disk: both before its uploads are summed."""
-        super().charge(participants, joint_mu, marginal_mu, attempt)
+        super().charge(participants, charge, attempt)
         self.rounds += 1
         if self.file is not None:
-            mus = {
-                str(client): (_or_infinite(joint), _or_infinite(marginal))
-                for client, joint, marginal in zip(participants, joint_mu, marginal_mu, strict=True)
+            joint = np.broadcast_to(charge.mu2, participants.shape).tolist()
+            marginal = np.broadcast_to(charge.marginal_mu2, participants.shape).tolist()
+            charges = {
+                str(client): Charge(_or_infinite(mu2), _or_infinite(marginal_mu2))
+                for client, mu2, marginal_mu2 in zip(participants.tolist(), joint, marginal, strict=True)
             }
-            self.file.charge(self.rounds, attempt, mus, self.basis)
+            self.file.charge(self.rounds, attempt, charges, self.basis)
 
 
 def charge_basis(plan: Plan) -> dict[str, Any]:
     """What the charges of a run assume, in a few words, for whoever reads the ledger without the manifest."""
-    return {"method": plan.method, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
+    return {"method": plan.kind.name, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
 
 
 def _rewind_ledger(path: Path, rounds: int) -> None:
@@ -293,6 +418,6 @@ def _rewind_ledger(path: Path, rounds: int) -> None:
         write_atomically(path, b"".join(lines[: rounds + 1]))
 
 
-def _or_infinite(mu: float) -> float:
+def _or_infinite(mu2: float) -> float:
     """A client of weight 0 in a round without noise has mu 0 / 0: nothing is claimed for it."""
-    return math.inf if math.isnan(mu) else float(mu)
+    return math.inf if math.isnan(mu2) else mu2

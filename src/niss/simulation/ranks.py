@@ -79,33 +79,16 @@ def rank_in(environment: Mapping[str, str]) -> Rank | None:
 class Ranks:
     """The processes of one run, seen from one of them, `own`.
 
-    group  of torch.distributed, that sums are made in; None: that of all processes
+    group    of torch.distributed, that sums are made in; None: that of all processes
+    count    how many there are
+    several  whether this process is not the only one
+    first    whether this is rank 0, which writes the folder and reports progress
     """
 
     def __init__(self, own: Rank, group: Any = None) -> None:
-        self._own, self._group = own, group
+        self.own, self.count, self._group = own, own.count, group
+        self.several, self.first = own.count > 1, own.number == 0
         self._history, self._has_left = 0.0, False
-
-    @property
-    def count(self) -> int:
-        return self._own.count
-
-    @property
-    def several(self) -> bool:
-        return self.count > 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this is rank 0, which writes the folder and reports progress."""
-        return self._own.number == 0
-
-    @property
-    def local_rank(self) -> int:
-        return self._own.local_number
-
-    @property
-    def local_count(self) -> int:
-        return self._own.local_count
 
     def require_one(self, what: str, *, field: str) -> None:
         """Refuse something that a single process has to do."""
@@ -118,20 +101,18 @@ class Ranks:
 
     def deal(self, loads: Sequence[int]) -> IntArray:
         """The numbers of the jobs that this rank does, in ascending order: the largest first, each to who has least."""
-        if not self.several:
-            return np.arange(len(loads))
         mine: list[int] = []
         ranks = [(0, rank) for rank in range(self.count)]
         for job in sorted(range(len(loads)), key=lambda number: (-loads[number], number)):
             load, rank = heapq.heappop(ranks)
             heapq.heappush(ranks, (load + loads[job], rank))
-            if rank == self._own.number:
+            if rank == self.own.number:
                 mine.append(job)
         return np.array(sorted(mine), dtype=np.int64)
 
     def seats(self, count: int) -> Seats:
         """Of so many seats without anything to train, those of this rank."""
-        return Seats(count, np.arange(self._own.number, count, self.count))
+        return Seats(count, np.arange(self.own.number, count, self.count))
 
     def note(self, digest: int) -> None:
         """Remember something that all ranks must have in common; the next `pool` fails where they do not.
@@ -143,8 +124,6 @@ class Ranks:
 
     def pool(self, *parts: FloatArray) -> tuple[FloatArray, ...]:
         """Each of these vectors summed over all ranks: the same bits on all of them, and in every repetition."""
-        if not self.several:
-            return parts
         import torch
         from torch import distributed
 
@@ -174,7 +153,7 @@ class Ranks:
         import torch
         from torch import distributed
 
-        mine = rank == self._own.number
+        mine = rank == self.own.number
         size = torch.tensor([len(content) if mine else 0])
         self._together(lambda: distributed.broadcast(size, rank, group=self._group, async_op=True))
         if not size.item():
@@ -209,7 +188,7 @@ class Ranks:
             work.wait()
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise RanksError(f"rank {self._own.number} lost another rank: {reason}") from None
+            raise RanksError(f"rank {self.own.number} lost another rank: {reason}") from None
 
 
 ALONE = Ranks(Rank())

@@ -19,12 +19,12 @@ from niss.accounting import (
     outsider_epsilon,
     stated_relation,
 )
-from niss.mechanism.adaptive import in_words
+from niss.mechanism.clipping import in_words
 from niss.methods import distortion_named
 from niss.runs import RoundRecord
 from niss.simulation.config import Config
-from niss.simulation.materials import Materials
-from niss.simulation.round import Federation
+from niss.simulation.federation import Federation
+from niss.simulation.inputs import Inputs
 from niss.simulation.sections import MethodConfig
 from niss.version import __version__
 
@@ -133,7 +133,7 @@ class Comparison:
         return len(self.results)
 
 
-def summarise(config: Config, materials: Materials, results: Sequence[RunResult]) -> dict[str, Any]:
+def summarise(config: Config, inputs: Inputs, results: Sequence[RunResult]) -> dict[str, Any]:
     """What summary.json says of a comparison."""
     epsilon = config.privacy.epsilon
     return {
@@ -144,12 +144,12 @@ def summarise(config: Config, materials: Materials, results: Sequence[RunResult]
         "clients": config.clients,
         "participants": config.training.participants,
         "participations": config.participations,
-        "model_parameters": materials.layout.size,
+        "model_parameters": inputs.layout.size,
         "delta": config.privacy.delta,
         "target_epsilon": epsilon if isinstance(epsilon, float | int) else max(epsilon),
         "unit": config.privacy.unit,
         "relation": config.privacy.relation,
-        "dataset": materials.data["source"],
+        "dataset": inputs.data["source"],
         "split": config.split,
         "methods": [result.summary for result in results],
     }

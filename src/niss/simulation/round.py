@@ -11,106 +11,25 @@ So all methods begin a round, one call trains everybody, and each method finishe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from niss.accounting import Ledger, Outlook, Plan, RoundPlan, outlook
+from niss.accounting import Charge, Ledger, Outlook, Plan, RoundPlan, outlook
 from niss.errors import PrivacyError
 from niss.learning import Job
-from niss.mechanism.adaptive import AdaptiveClip, short_fraction
-from niss.methods import NoiseHistory
+from niss.mechanism.clipping import short_fraction
+from niss.methods import mu_of
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
-from niss.simulation.carrying import can_repair
-from niss.simulation.config import Config
-from niss.simulation.exchange import Exchange, Played, Simulated
-from niss.simulation.materials import Materials
-from niss.simulation.sampling import absent_seats, aggregation_weights, choose_participants
-from niss.simulation.sections import Sampling
-from niss.simulation.server import FRESH, Optimizer, ServerState
-from niss.simulation.training import Trainer
+from niss.simulation.federation import Federation, aggregation_weights
+from niss.simulation.server import FRESH, ServerState
 from niss.simulation.uploads import Clipping, Uploads
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Federation:
-    """What stays the same over the rounds of one run.
-
-    config     the settings, with this run's method as the only one
-    plan       how the clients are protected
-    materials  the clients with their data, the test data, the model
-    trainer    trains clients and evaluates models
-    stream     every random number of a simulated run
-    history    what a trusted server remembers of its noise
-    exchange   how uploads become a sum: simulated, or by the parties of the real protocol
-    """
-
-    config: Config
-    plan: Plan
-    materials: Materials
-    trainer: Trainer
-    stream: SimStream
-    history: NoiseHistory
-    exchange: Exchange
-
-    @classmethod
-    def of(cls, config: Config, materials: Materials, trainer: Trainer) -> Federation:
-        """The federation of the config's one method."""
-        (method,) = config.methods
-        plan, settings = config.plan(method), config.protocol
-        exchange: Exchange = Simulated()
-        # Where no noise is shared there is nothing to exchange.
-        if config.exchange == "protocol" and plan.kind.has_protocol:
-            trainer.ranks.require_one("the parties of the real protocol", field="exchange")
-            exchange = Played(
-                plan,
-                rounds=plan.planned_rounds + plan.closing if plan.kind.carries else config.rounds,
-                participants=config.training.participants if plan.kind.carries else None,
-                coordinates=materials.layout.size + (config.adaptive_clip(method) is not None),
-                mode=settings.mode,
-                grid_bits=settings.grid_bits,
-                modulus_bits=settings.modulus_bits,
-            )
-        stream = SimStream(config.seed)
-        history = NoiseHistory(lambda number: stream.child("round", number).child("noise"))
-        return cls(config, plan, materials, trainer, stream, history, exchange)
-
-    @property
-    def sampling(self) -> Sampling:
-        """How participants are drawn."""
-        return self.config.sampling_of(self.config.methods[0])
-
-    @property
-    def adaptive(self) -> AdaptiveClip | None:
-        """How the clip moves from round to round; None: not at all."""
-        return self.config.adaptive_clip(self.config.methods[0])
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """How the sums move the model."""
-        return Optimizer.of(self.config.training, self.plan, self.config.rounds)
-
-    @property
-    def repairing(self) -> bool:
-        """Whether the shares of clients that drop out are taken out of the sum again."""
-        protocol = self.config.protocol
-        return self.plan.kind.shares_noise and protocol.dropout > 0.0 and protocol.mode == "repair"
-
-    def without(self, plan: RoundPlan, absent: list[int]) -> RoundPlan:
-        """The round without the uploads of these seats, repaired where that is done and clients agree to it.
-
-        Where they would refuse, the protocol repairs around those who refuse; here nothing is repaired, which leaves
-        more noise.
-        """
-        repaired = bool(absent) and self.repairing and can_repair(plan.plan, plan.graph, absent)
-        return plan.with_lost(absent, repaired=repaired)
 
 
 def begin_round(
@@ -126,47 +45,35 @@ def begin_round(
     `weights` are those of the global model; the clip is the plan's unless another is given; `server` is what the server
     remembers of earlier rounds. Nothing is charged yet; the ledger only says who can afford a round.
     """
-    config, plan, clients = federation.config, federation.plan, federation.materials.clients
+    plan, clients, history = federation.plan, federation.inputs.clients, ledger.history
     # Noise and clip are in proportion: a round promises the same with any clip.
     plan = plan if clip is None else replace(plan, clip=clip)
-    stream = federation.stream.child("round", number)
 
     # 1. The server invites clients whose budget has room for one more round.
-    everyone, sampling, size = np.arange(len(clients)), federation.sampling, config.training.participants
-    participants = choose_participants(
-        number,
-        sampling=sampling,
-        size=size,
-        eligible=ledger.room(everyone, plan.kind.planned_mu(plan, everyone, number, ledger.history)),
-        stream=federation.stream.child("participants"),
-        resting=ledger.history[max(len(ledger.history) - plan.separation + 1, 0) :],
-    )
+    everyone = np.arange(clients.sizes.size)
+    planned = Charge.of(plan.kind.planned_mu(plan, everyone, number, history))
+    participants = federation.participants(number, history, ledger.room(everyone, planned))
     # Where a secret draw finds nobody, noise is released: someone stands in whose update counts nothing.
     nobody = plan.kind.secret_draw and participants.size == 0
     if nobody:
         participants = everyone[:1]
     elif participants.size < 2 and not plan.kind.secret_draw:
-        few = "were drawn" if sampling == "poisson" else "have budget left"
+        few = "were drawn" if federation.sampling == "poisson" else "have budget left"
         raise PrivacyError(
             f"round {number + 1}: only {participants.size} clients {few}",
             hint="use fewer rounds, a larger epsilon or a higher privacy.participations",
         )
 
     # 2. Public weights, the share graph from a public beacon, and the noise that this graph needs.
-    sizes = clients.sizes[participants]
-    client_weights = aggregation_weights(
-        sizes,
-        rule=config.training.weights,
-        cap=config.training.size_cap,
-        expected=size if sampling == "poisson" else None,
+    training = federation.config.training
+    public_weights = aggregation_weights(
+        clients.sizes[participants],
+        rule=training.weights,
+        cap=training.size_cap,
+        expected=training.participants if federation.sampling == "poisson" else None,
     )
-    # 3. Every client trains on its own data: these jobs are done before the second half.
-    jobs = [
-        Job(weights, clients.samples(int(client)), stream.child("client", int(client)))
-        for client in participants
-    ]
     opened = OpenRound(
-        federation, plan, ledger, number, weights, participants, client_weights, None, jobs, server, nobody
+        federation, plan, ledger, number, weights, participants, public_weights, server, nobody
     )
     return replace(opened, round_plan=federation.exchange.prepare(opened))
 
@@ -196,10 +103,9 @@ class OpenRound:
     weights         of the global model that the clients start from
     participants    the clients, in ascending order; a client's place here is its seat
     public_weights  the public weight p_k of each seat in the sum
-    round_plan      the noise of each seat and what it promises; None where the real protocol decides
-    jobs            what each seat has to train
     server          what the server remembers of earlier rounds
     nobody          a secret draw found nobody: the update of the one seat counts nothing
+    round_plan      the noise of each seat and what it promises; None where the real protocol decides
     """
 
     federation: Federation
@@ -209,27 +115,42 @@ class OpenRound:
     weights: Tensor
     participants: IntArray
     public_weights: FloatArray
-    round_plan: RoundPlan | None
-    jobs: list[Job]
-    server: ServerState = FRESH
-    nobody: bool = False
+    server: ServerState
+    nobody: bool
+    round_plan: RoundPlan | None = None
+
+    @property
+    def stream(self) -> SimStream:
+        """Every random number of the round."""
+        return self.federation.stream_of(self.number)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """3. Every client trains on its own data: what each seat has to do before the second half."""
+        samples, stream = self.federation.inputs.clients.samples, self.stream
+        return [
+            Job(self.weights, samples(client), stream.child("client", client))
+            for client in self.participants.tolist()
+        ]
+
+    @property
+    def sizes(self) -> IntArray:
+        """How many examples each seat has."""
+        return self.federation.inputs.clients.sizes[self.participants]
 
     @property
     def client_weights(self) -> FloatArray:
         """With which the update of each seat enters the sum."""
         return np.zeros(1) if self.nobody else self.public_weights
 
-    @property
-    def stream(self) -> SimStream:
-        """Every random number of the round."""
-        return self.federation.stream.child("round", self.number)
-
     def finish(self, uploads: Uploads) -> FinishedRound:
         """The second half: from the updates of the clients, a row per job, to the new global model.
 
         The rows are changed in place: first into bounded contributions, then into uploads. The ledger is charged.
         """
-        config, plan, adaptive = self.federation.config, self.plan, self.federation.adaptive
+        federation, plan, number = self.federation, self.plan, self.number
+        config, optimizer, adaptive = federation.config, federation.optimizer, federation.adaptive
+        ranks, exchange = federation.trainer.ranks, federation.exchange
 
         # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k), with a bit that says whether it was
         #    short enough where the clip follows the norms.
@@ -240,29 +161,55 @@ class OpenRound:
 
         # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
-        absent = absent_seats(self.participants.size, config.protocol.dropout, self.stream.child("dropout"))
-        summed = self.federation.exchange.play(self, uploads, absent, zeroed)
-        total, record = summed.total, summed.record
-
-        known: dict[str, Any] = {}
+        absent = federation.absent(number, self.participants.size)
+        bare = uploads.total(np.delete(np.arange(self.participants.size), absent))
+        summed = exchange.play(self, uploads, absent)
+        record, noise = summed.record, summed.record.noise
+        total = summed.total
+        if ranks.several:
+            total, bare, diverged = ranks.pool(total, bare, np.array([float(zeroed)]))
+            zeroed = int(diverged[0])
+        if record.void:
+            total, bare = np.zeros_like(total), np.zeros_like(total)
+        measured = float(np.mean((total - bare) ** 2))
+        carried = config.training.server_rate**2 * record.carried_variance
+        if plan.closing and number + 1 == plan.planned_rounds:
+            cohort = federation.participants(number + 1, self.ledger.history)
+            closed, left = exchange.close(self, uploads, cohort, federation.absent(number + 1, cohort.size))
+            if ranks.several:
+                (closed,) = ranks.pool(closed)
+            total, noise, carried = total + closed, noise.joined(left), 0.0
+        total = total * summed.scale
+        below = None
         if adaptive is not None:
             total, mean = total[:-1], float(total[-1])
             below = None if record.void else short_fraction(mean, plan.clip)
-            known |= {"clip": plan.clip, "below_clip": below}
 
         # 6. The model moves by the sum, and is tested.
-        optimizer, weights, server = self.federation.optimizer, self.weights, self.server
+        weights, server, tested = self.weights, self.server, None
         if not record.void:
-            moved, server = optimizer.step(server, total, self.number, record.noise)
+            moved, server = optimizer.step(server, total, number, noise)
             weights = weights + torch.from_numpy(moved).to(weights.dtype)
             # Where a sum moves the model in later rounds too, none of them takes out just what this one carried.
-            if not optimizer.at_once:
-                known["carried_variance"] = 0.0
-        if (self.number + 1) % config.evaluate_every == 0 or self.number + 1 == config.rounds:
-            tested = self.federation.trainer.evaluate(weights, *self.federation.materials.test)
-            known |= {"accuracy": tested.accuracy, "loss": tested.loss}
-        known["model_noise_variance"] = None if server.noise is None else server.noise.variance
-        return FinishedRound(replace(record, **known), weights, server, summed.zeroed)
+            carried = carried if optimizer.at_once else 0.0
+        if (number + 1) % config.evaluate_every == 0 or number + 1 == config.rounds:
+            tested = federation.trainer.evaluate(weights, *federation.inputs.test)
+        outsider = mu_of(
+            plan.sensitivity(self.public_weights, self.sizes), record.aggregate_variance_predicted or 0.0
+        )
+        record = replace(
+            record,
+            aggregate_variance=measured,
+            noise=noise,
+            carried_variance=carried,
+            model_noise_variance=None if server.noise is None else server.noise.variance,
+            mu_outsider=float(outsider.max()),
+            clip=None if adaptive is None else plan.clip,
+            below_clip=below,
+            accuracy=None if tested is None else tested.accuracy,
+            loss=None if tested is None else tested.loss,
+        )
+        return FinishedRound(record, weights, server, zeroed)
 
     @property
     def outlook(self) -> Outlook | None:

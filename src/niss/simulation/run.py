@@ -1,4 +1,4 @@
-"""The loop over rounds: one method (`run`), several on the same clients (`compare`), several comparisons at once
+"""Runs: one method (`run`), several on the same clients (`compare`), several comparisons at once
 (`compare_together`), and `resume`.
 
 All methods go through the rounds in step, and their clients train as one cohort. Every random number of round t
@@ -9,9 +9,7 @@ that was not, and a method ends the same alone and beside others.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,68 +18,20 @@ from typing import Any
 from niss.data import Dataset
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, SUMMARY, read_json, write_json
-from niss.learning import threads
-from niss.runs import RoundRecord
 from niss.simulation.config import Config, make_config
-from niss.simulation.materials import (
+from niss.simulation.inputs import (
     Datasets,
-    Materials,
+    Inputs,
     ModelSource,
     fit_to_datasets,
     gather,
     gather_together,
     make_manifest,
 )
-from niss.simulation.method_run import CheckpointFolder, MethodRun
+from niss.simulation.method_run import CheckpointFolder, MethodRun, OnRound, Progress, play_runs
 from niss.simulation.ranks import Ranks, joined
 from niss.simulation.results import Comparison, RunResult, summarise
-from niss.simulation.round import begin_round
-from niss.simulation.training import Trainer, local_work
-
-
-@dataclass(frozen=True)
-class RoundEvent:
-    """Told to `progress` after every round of every method.
-
-    label          of the method, or of the config and the method where several are compared
-    method_number  its place among all methods, from 1
-    methods        how many methods there are
-    round, rounds  the round just done, and of how many
-    accuracy       after it; None where it was not tested
-    seconds        that it took
-    """
-
-    label: str
-    method_number: int
-    methods: int
-    round: int
-    rounds: int
-    accuracy: float | None
-    seconds: float
-
-
-@dataclass(frozen=True)
-class TrainingEvent:
-    """Told to `progress.training` while clients train.
-
-    labels         of the methods whose clients are trained now, as one cohort
-    methods        how many methods there are in all
-    round, rounds  the round that is under way, and of how many
-    done, clients  clients of these methods that have been trained, and how many there are
-    """
-
-    labels: tuple[str, ...]
-    methods: int
-    round: int
-    rounds: int
-    done: int
-    clients: int
-
-
-Progress = Callable[[RoundEvent], None]
-"""Told of every round. Where it has a method `training`, that is told of every group of clients."""
-
-OnRound = Callable[[RoundRecord], None]
+from niss.simulation.training import Trainer
 
 
 def run(
@@ -123,13 +73,13 @@ def run(
         )
     with joined(out) as ranks:
         config = fit_to_datasets(config, clients)
-        materials = gather(config, model, clients, test)
-        with Trainer(config, materials, ranks) as trainer:
+        inputs = gather(config, model, clients, test)
+        with Trainer(config, inputs, ranks) as trainer:
             folder = None
             if out is not None and ranks.first:
-                manifest = make_manifest("run", config, materials, trainer.engine)
+                manifest = make_manifest("run", config, inputs, trainer.engine)
                 folder = CheckpointFolder.create(Path(out), manifest, overwrite=overwrite)
-            return play_runs([MethodRun(config, materials, trainer, folder)], trainer, progress, on_round)[0]
+            return play_runs([MethodRun(config, inputs, trainer, folder)], trainer, progress, on_round)[0]
 
 
 def compare(
@@ -152,11 +102,11 @@ def compare(
     """
     with joined(out) as ranks:
         config = fit_to_datasets(config, clients)
-        materials = gather(config, model, clients, test)
-        entry = _Entry(config, materials, _folder(ranks, out))
-        with Trainer(config, materials, ranks) as trainer:
+        inputs = gather(config, model, clients, test)
+        entry = _Entry(config, inputs, _folder(ranks, out))
+        with Trainer(config, inputs, ranks) as trainer:
             if entry.folder is not None:
-                manifest = make_manifest("comparison", config, materials, trainer.engine)
+                manifest = make_manifest("comparison", config, inputs, trainer.engine)
                 CheckpointFolder.create(entry.folder.path, manifest, overwrite=overwrite)
             return _play_entries([entry], trainer, progress)[0]
 
@@ -185,26 +135,21 @@ def resume(
     with joined(path) as ranks:
         manifest = _begun(path, ranks)
         config = make_config(manifest["config"])
-        materials = gather(config, model, clients, test)
-        if (
-            manifest.get("data") != materials.data
-            or manifest.get("model_parameters") != materials.layout.size
-        ):
+        inputs = gather(config, model, clients, test)
+        if manifest.get("data") != inputs.data or manifest.get("model_parameters") != inputs.layout.size:
             raise RunFolderError(
                 f"{path} was begun with other data or another model",
                 hint="resume with the data, the datasets and the model the run was begun with",
             )
         run_folder = _folder(ranks, path)
-        with Trainer(config, materials, ranks) as trainer:
+        with Trainer(config, inputs, ranks) as trainer:
             if manifest["kind"] == "comparison":
                 if on_round is not None:
                     raise ConfigError(
                         "a comparison has several", field="on_round", hint="give progress instead"
                     )
-                return _play_entries([_Entry(config, materials, run_folder)], trainer, progress)[0]
-            return play_runs(
-                [MethodRun(config, materials, trainer, run_folder)], trainer, progress, on_round
-            )[0]
+                return _play_entries([_Entry(config, inputs, run_folder)], trainer, progress)[0]
+            return play_runs([MethodRun(config, inputs, trainer, run_folder)], trainer, progress, on_round)[0]
 
 
 def _begun(path: Path, ranks: Ranks) -> dict[str, Any]:
@@ -259,12 +204,12 @@ def compare_together(
     for one, other in pairwise(configs.values()):
         _require_one_cohort(one, other)
     with joined() as ranks:
-        materials = gather_together(list(configs.values()), dataset)
+        inputs = gather_together(list(configs.values()), dataset)
         entries = [
             _Entry(config, items, _folder(ranks, None if out is None else Path(out) / name), name)
-            for (name, config), items in zip(configs.items(), materials, strict=True)
+            for (name, config), items in zip(configs.items(), inputs, strict=True)
         ]
-        with Trainer(entries[0].config, materials[0], ranks) as trainer:
+        with Trainer(entries[0].config, inputs[0], ranks) as trainer:
             for entry in entries:
                 entry.begin_or_continue(trainer.engine)
             return dict(zip(configs, _play_entries(entries, trainer, progress), strict=True))
@@ -275,7 +220,7 @@ class _Entry:
     """One comparison among those that are played in step; `name` tells its runs from those of the others."""
 
     config: Config
-    materials: Materials
+    inputs: Inputs
     folder: CheckpointFolder | None
     name: str | None = None
 
@@ -283,7 +228,7 @@ class _Entry:
         """Make the folder, or make sure that the one there is this comparison."""
         if self.folder is None:
             return
-        manifest, path = make_manifest("comparison", self.config, self.materials, engine), self.folder.path
+        manifest, path = make_manifest("comparison", self.config, self.inputs, engine), self.folder.path
         if not self.folder.begun:
             CheckpointFolder.create(path, manifest)
             return
@@ -303,17 +248,17 @@ class _Entry:
             if self.folder is not None:
                 folder = CheckpointFolder(self.folder.path / method.title)
                 if not folder.begun:
-                    manifest = make_manifest("run", config, self.materials, trainer.engine)
+                    manifest = make_manifest("run", config, self.inputs, trainer.engine)
                     folder = CheckpointFolder.create(folder.path, manifest)
             label = self.name
             if self.name is not None and len(self.config.methods) > 1:
                 label = f"{self.name} {method.title}"
-            runs.append(MethodRun(config, self.materials, trainer, folder, label))
+            runs.append(MethodRun(config, self.inputs, trainer, folder, label))
         return runs
 
     def conclude(self, results: list[RunResult]) -> Comparison:
         """Write down what came of all methods together."""
-        summary = summarise(self.config, self.materials, results)
+        summary = summarise(self.config, self.inputs, results)
         if self.folder is not None:
             write_json(self.folder.path / SUMMARY, summary)
         return Comparison(summary, results, None if self.folder is None else self.folder.path)
@@ -325,85 +270,6 @@ def _play_entries(entries: Sequence[_Entry], trainer: Trainer, progress: Progres
     return [
         entry.conclude([next(results) for _ in group]) for entry, group in zip(entries, groups, strict=True)
     ]
-
-
-def play_runs(
-    runs: Sequence[MethodRun],
-    trainer: Trainer,
-    progress: Progress | None,
-    on_round: OnRound | None = None,
-) -> list[RunResult]:
-    """Play the rounds that are still missing, all runs in step, then write down what came of it.
-
-    Runs whose clients do the same local work train as one cohort, as many as have room for their updates.
-    """
-    if not trainer.ranks.first:
-        progress = on_round = None
-    with ExitStack() as stack, threads(runs[0].config.training.threads):
-        for one in runs:
-            stack.enter_context(one)
-        while waiting := [one for one in runs if not one.finished]:
-            first = min(waiting, key=lambda one: one.rounds_done)
-            alike = [
-                one
-                for one in waiting
-                if one.rounds_done == first.rounds_done and local_work(one.config) == local_work(first.config)
-            ]
-            turn = alike[: trainer.together(first.config)]
-            _play_round(runs, turn, trainer, progress)
-            if on_round is not None:
-                for one in turn:
-                    on_round(one.rounds[-1])
-    return [one.conclude() for one in runs]
-
-
-def _play_round(
-    runs: Sequence[MethodRun], turn: Sequence[MethodRun], trainer: Trainer, progress: Progress | None
-) -> None:
-    """One round of the methods whose turn it is, their clients trained as one cohort.
-
-    The seconds of a method are its part of what all did together and those in which it finished the round.
-    """
-    began = time.perf_counter()
-    opened = [
-        begin_round(one.federation, one.weights, one.ledger, one.rounds_done, one.clip, one.server)
-        for one in turn
-    ]
-    if (tell := getattr(progress, "outlook", None)) is not None:
-        for one, each in zip(turn, opened, strict=True):
-            if one.rounds_done == 0 and (judged := each.outlook) is not None:
-                tell(one.label, judged)
-    jobs = [each.jobs for each in opened]
-    done = _client_progress(runs, turn, sum(map(len, jobs)), progress)
-    updates = trainer.train(jobs, turn[0].config, done)
-    together = (time.perf_counter() - began) / len(turn)
-    for one, each, rows in zip(turn, opened, updates, strict=True):
-        began = time.perf_counter()
-        result = each.finish(rows)
-        seconds = together + time.perf_counter() - began
-        one.record(result, seconds)
-        if progress is not None:
-            place, rounds = runs.index(one) + 1, one.config.rounds
-            accuracy = one.rounds[-1].accuracy
-            progress(RoundEvent(one.label, place, len(runs), one.rounds_done, rounds, accuracy, seconds))
-
-
-def _client_progress(
-    runs: Sequence[MethodRun], turn: Sequence[MethodRun], clients: int, progress: Progress | None
-) -> Callable[[int], None] | None:
-    """A function that tells `progress.training`, where there is such a method, of clients newly done."""
-    tell = getattr(progress, "training", None)
-    if tell is None:
-        return None
-    titles, done = tuple(one.label for one in turn), 0
-    number, rounds = turn[0].rounds_done + 1, turn[0].config.rounds
-
-    def count(more: int) -> None:
-        nonlocal done
-        done += more
-        tell(TrainingEvent(titles, len(runs), number, rounds, done, clients))
-
-    return count
 
 
 def _require_one_cohort(one: Config, other: Config) -> None:

@@ -6,13 +6,13 @@ this file loads nothing heavy: the command line makes its flags from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from niss.settings import Count, NotNegative, OneOf, Planned, Positive, Probability, Share, Whole, settings
+from niss.accounting.asked import Dropout, Mode, Sharing, Target, Trust, method_names
+from niss.settings import Count, NotNegative, OneOf, Planned, Positive, Probability, Share, settings
 
 if TYPE_CHECKING:
     from niss.methods import Distortion, Method
@@ -20,27 +20,6 @@ if TYPE_CHECKING:
 Sampling = Literal["shuffled", "uniform", "cyclic", "poisson"]
 ServerRateSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["sgd", "momentum", "adam", "yogi"]
-
-
-def method_names() -> Iterable[str]:
-    """The methods that are registered."""
-    from niss.methods import METHODS
-
-    return METHODS
-
-
-def distortion_names() -> Iterable[str]:
-    """The distortions that are registered."""
-    from niss.methods import DISTORTIONS
-
-    return DISTORTIONS
-
-
-def graph_names() -> Iterable[str]:
-    """The kinds of graphs that are registered."""
-    from niss.graph import GRAPHS
-
-    return GRAPHS
 
 
 @settings
@@ -179,25 +158,9 @@ class TrainingConfig:
 
 
 @settings
-class PrivacyConfig:
-    """What is promised to each client; see `niss.Plan` for the meaning of each name."""
+class PrivacyConfig(Trust, Target):
+    """What is promised to each client, and against whom: the names of `niss.Plan`, and how the clip moves."""
 
-    unit: Annotated[
-        Literal["client", "record", "nbafl"],
-        Doc(
-            "What is hidden: a whole `client`, one `record`; `nbafl` is the paper's heuristic and promises nothing."
-        ),
-    ] = "client"
-    relation: Annotated[
-        Literal["zero-out", "replace-one"],
-        Doc("Neighbouring inputs of the client unit: its update becomes zero, or any other."),
-    ] = "zero-out"
-    clip: Annotated[
-        Positive,
-        Doc(
-            "L2 bound on an update (`client`) or on a sample's gradient (`record`); on single entries with `nbafl`."
-        ),
-    ] = 0.5
     quantile: Annotated[
         Probability | None,
         Doc(
@@ -209,10 +172,6 @@ class PrivacyConfig:
         Positive | None, Doc("Clip of the first round with `quantile`; none: a tenth of `clip`.")
     ] = None
     clip_rate: Annotated[Positive, Doc("How fast it moves: by a factor of exp(rate) a round at most.")] = 0.5
-    epsilon: Annotated[
-        Positive | tuple[Positive, ...], Doc("The target of every client, or one for each client.")
-    ] = 3.0
-    delta: Annotated[Probability, Doc("The target of every client.")] = 1e-5
     scope: Annotated[
         Literal["training", "round"],
         Doc("`training`: the target holds over all participations. `round`: for one round alone."),
@@ -220,23 +179,10 @@ class PrivacyConfig:
     participations: Annotated[
         Count | None, Doc("Most rounds a client takes part in; none: what sampling and rounds allow.")
     ] = None
-    colluders: Annotated[
-        Whole, Doc("Participants of a round that are assumed to tell the server all they know.")
-    ] = 0
-    revealed: Annotated[Whole, Doc("Most edges of one client that a repair may reveal.")] = 0
-    dropped: Annotated[Whole, Doc("Most clients that a repaired round may lose.")] = 0
-    committee: Annotated[Count | None, Doc("Members that repair a round; none: all its participants.")] = None
-    mechanism: Annotated[
-        Literal["analytic", "classical"],
-        Doc("`analytic` is exact. `classical` is proved for epsilon < 1 only."),
-    ] = "analytic"
-    allow_invalid: Annotated[
-        bool, Doc("Allow `classical` where it is not proved; the run then promises nothing.")
-    ] = False
 
 
 @settings
-class MethodConfig:
+class MethodConfig(Sharing):
     """A table for each contestant."""
 
     name: Annotated[
@@ -257,23 +203,6 @@ class MethodConfig:
             "least noise in the sum."
         ),
     ] = "planned"
-    neighbours: Annotated[Annotated[float, Ge(1)], Doc("Unit shares each client sends.")] = 10.0
-    graph: Annotated[
-        str,
-        OneOf(graph_names),
-        Doc("Who shares with whom: balanced and random, everyone, a plain random list, or within groups."),
-    ] = "regular"
-    groups: Annotated[
-        tuple[tuple[int, ...], ...], Doc("The clients of each group of a coalition graph.")
-    ] = ()
-    distortion: Annotated[
-        str,
-        OneOf(distortion_names),
-        Doc(
-            "How received shares are changed: `additive` (fresh noise), or by a factor for each share (`scalar`, the "
-            "paper's letter) or coordinate."
-        ),
-    ] = "additive"
     tau2: Annotated[
         Literal["calibrated"] | NotNegative | tuple[NotNegative, ...],
         Doc("Size of the distortion; `calibrated`: the least that keeps the target in the joint view."),
@@ -328,12 +257,8 @@ class MethodConfig:
 class ProtocolConfig:
     """How dropouts are handled, and how the real protocol is run when `exchange = "protocol"`."""
 
-    mode: Annotated[
-        Literal["tolerate", "repair"], Doc("What happens to the noise of clients that drop out.")
-    ] = "tolerate"
-    dropout: Annotated[
-        Share, Doc("Probability with which each participant drops out of a round, in either exchange.")
-    ] = 0.0
+    mode: Mode = "tolerate"
+    dropout: Dropout = 0.0
     grid_bits: Annotated[
         Annotated[int, Ge(1), Le(60)] | None,
         Doc("The grid has steps of 2^-bits; none: chosen for the noise."),

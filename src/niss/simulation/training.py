@@ -1,4 +1,4 @@
-"""The engine that trains the clients of all methods of a round as one cohort."""
+"""Who has which examples, and the engine that trains the clients of all methods of a round on them as one cohort."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.errors import ConfigError
@@ -20,10 +21,18 @@ from niss.learning import ClippedStep, Cohort, Evaluation, Job, LocalTraining, c
 from niss.learning.cohort import available_cores
 from niss.settings import to_values
 from niss.simulation.config import Config
-from niss.simulation.materials import Materials
 from niss.simulation.ranks import ALONE, Ranks, require_same
 from niss.simulation.uploads import Seats, Uploads, make_uploads
 from niss.version import __version__
+
+if TYPE_CHECKING:
+    from niss.simulation.inputs import Inputs
+
+Examples = tuple[Tensor, Tensor]
+"""Inputs and labels, one label per input."""
+
+Work = LocalTraining | ClippedStep
+"""What a client does in a round."""
 
 Done = Callable[[int], None]
 """Called now and then while clients train, with the number of clients that were finished since the last call."""
@@ -35,23 +44,52 @@ TOGETHER_BYTES = 512 * 2**20
 ALL_GPUS = "cuda:all"
 
 
+class Clients:
+    """Who has which examples of the training data.
+
+    sizes     the number of examples of each client
+    examples  all of them; None where other `Clients` of the same data hold them
+    rows      of the examples, those of one client after the other; None: they lie in that order
+    """
+
+    def __init__(self, sizes: Sequence[int], examples: Examples | None, rows: Tensor | None = None) -> None:
+        self.sizes: NDArray[np.int64] = np.array(sizes, dtype=np.int64)
+        self._ends, self._examples, self._rows = np.cumsum(self.sizes), examples, rows
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def hand_over(self) -> Examples:
+        """The inputs and labels of all clients, once: whoever trains on them need not share the memory."""
+        if self._examples is None:
+            raise ValueError("the examples of these clients were handed over before")
+        examples, self._examples = self._examples, None
+        return examples
+
+    def samples(self, client: int) -> Tensor:
+        """The rows of the training data that this client has, in its own order."""
+        end = int(self._ends[client])
+        start = end - int(self.sizes[client])
+        return torch.arange(start, end) if self._rows is None else self._rows[start:end]
+
+
 class Trainer(AbstractContextManager["Trainer"]):
     """Trains clients on the engine that `config` chooses; owns the worker processes, or the place on the device.
 
-    The training examples are handed over to it by `materials.clients`. How clients train may change from call to
-    call (`train(config=...)`); model, data and engine stay. Where there are several `ranks`, this one trains its part.
+    The training examples are handed over to it by `inputs.clients`. How clients train may change from call to
+    call; model, data and engine stay. Where there are several `ranks`, this one trains its part.
     """
 
-    def __init__(self, config: Config, materials: Materials, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: Config, inputs: Inputs, ranks: Ranks = ALONE) -> None:
         training = config.training
-        self.ranks, self._row_bytes = ranks, materials.start.nbytes
+        self.ranks, self._row_bytes = ranks, inputs.start.nbytes
         device, workers = _device(training.device, ranks), training.workers
         if workers is None and ranks.several:
-            workers = max(available_cores() // ranks.local_count, 1)
+            workers = max(available_cores() // ranks.own.local_count, 1)
         self._cohort = Cohort(
-            copy.deepcopy(materials.module),
-            materials.layout,
-            *materials.clients.hand_over(),
+            copy.deepcopy(inputs.module),
+            inputs.layout,
+            *inputs.clients.hand_over(),
             device=device,
             workers=workers,
             tf32=training.tf32,
@@ -63,8 +101,8 @@ class Trainer(AbstractContextManager["Trainer"]):
                 ranks,
                 own_room=self._room,
                 settings=zlib.crc32(json.dumps(to_values(config)).encode()),
-                data=zlib.crc32(json.dumps(materials.data).encode()),
-                weights=zlib.crc32(materials.start.numpy().tobytes()),
+                data=zlib.crc32(json.dumps(inputs.data).encode()),
+                weights=zlib.crc32(inputs.start.numpy().tobytes()),
                 device=device.partition(":")[0],
                 version=__version__,
             )
@@ -81,31 +119,32 @@ class Trainer(AbstractContextManager["Trainer"]):
             "order of summation"
         )
 
-    def train(
-        self, requests: Sequence[Sequence[Job]], config: Config, done: Done | None = None
-    ) -> list[Uploads]:
-        """The updates of each request, a row for each of its jobs, all trained as one cohort as `config` says.
+    def train(self, requests: Sequence[Sequence[Job]], work: Work, done: Done | None = None) -> list[Uploads]:
+        """The updates of each request, a row for each of its jobs, all trained as one cohort by the same work.
 
         The rows stay where they were made: in the memory of the processor or of the device. With several ranks they
         are those of the jobs that are dealt to this one.
         """
         jobs = [job for request in requests for job in request]
-        mine = self.ranks.deal([len(job.samples) for job in jobs])
+        mine = np.arange(len(jobs))
         if self.ranks.several:
+            mine = self.ranks.deal([len(job.samples) for job in jobs])
             self.ranks.note(_digest_of(jobs))
             done = _in_proportion(done, len(jobs), mine.size)
-        rows = self._cohort.train_in_place([jobs[job] for job in mine], local_work(config), progress=done)
+        rows = self._cohort.train_in_place([jobs[job] for job in mine], work, progress=done)
         ends = np.cumsum([0] + [len(request) for request in requests])
         seats = [
             Seats(int(end - start), mine[(mine >= start) & (mine < end)] - start)
             for start, end in pairwise(ends)
         ]
-        parts = torch.split(rows, [one.mine.size for one in seats])
-        return [make_uploads(part, one) for part, one in zip(parts, seats, strict=True)]
+        parts = torch.split(rows, [each.mine.size for each in seats])
+        return [make_uploads(part, each) for part, each in zip(parts, seats, strict=True)]
 
-    def together(self, config: Config) -> int:
-        """How many methods to train at once: at least one, and as many as have room for their updates."""
-        rows = -(-config.training.participants // self.ranks.count)
+    def together(self, participants: int) -> int:
+        """How many methods with so many participants to train at once: at least one, and as many as have room for
+        their updates.
+        """
+        rows = -(-participants // self.ranks.count)
         return max(1, self._room // (self._row_bytes * rows))
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
@@ -132,7 +171,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._cohort.close()
 
 
-def local_work(config: Config) -> LocalTraining | ClippedStep:
+def local_work(config: Config) -> Work:
     """What a client does in a round: local epochs, or one step with this clip and rate (unit record).
 
     Methods whose local work is the same, on the same cohort, are trained together.
@@ -164,10 +203,10 @@ def _device(wanted: str, ranks: Ranks) -> str:
             )
         return device
     # A launcher may have given each process a GPU of its own, which is then the only one that it sees.
-    number = 0 if found == 1 else ranks.local_rank
+    number = 0 if found == 1 else ranks.own.local_number
     if number >= found:
         raise ConfigError(
-            f"there are {ranks.local_count} ranks on this machine and {found} GPUs",
+            f"there are {ranks.own.local_count} ranks on this machine and {found} GPUs",
             field="training.device",
             hint="start as many processes as there are GPUs, or train with training.device=cpu",
         )

@@ -28,7 +28,7 @@ from niss.mechanism import (
     l2_norm,
     require_finite,
 )
-from niss.mechanism.adaptive import bit_weight, room, was_short
+from niss.mechanism.clipping import bit_weight, room, was_short
 from niss.mechanism.shares import (
     Common,
     Distortion,
@@ -92,7 +92,7 @@ class Uploads(UploadRows, Protocol):
         """
 
     def bound_with_bit(self, clip: float, weights: NDArray[np.float64]) -> tuple[Uploads, int]:
-        """Turn each update into `p_k [w_k ; bit]`, within the clip together (`niss.mechanism.adaptive`).
+        """Turn each update into `p_k [w_k ; bit]`, within the clip together (`niss.mechanism.clipping`).
 
         Returns the rows, one entry longer than these, which are not to be used any more; and what `bound` returns.
         """

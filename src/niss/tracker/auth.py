@@ -9,14 +9,17 @@ tracker also signs: participant lists, and the anchors of runs.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
+import time as clock
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from niss.errors import ConfigError, RemoteProtocolError
-from niss.protocol.keys import Identity, fingerprint, length_prefixed, uint64, verify
+from niss.errors import RemoteProtocolError
+from niss.protocol.curve import length_prefixed, uint64
+from niss.protocol.keys import Identity, fingerprint, verify
 
 
 class Refused(RemoteProtocolError):
@@ -46,6 +49,11 @@ class Refused(RemoteProtocolError):
         return {"error": {"message": self.message, "field": self.field, "hint": self.hint}}
 
 
+def conflict(field: str, message: str, hint: str) -> Refused:
+    """The refusal (409) of what contradicts what was done before."""
+    return Refused(409, message, field=field, hint=hint)
+
+
 def require_server(caller: bytes, server: bytes) -> None:
     """Refuse (403) whoever is not the server of this federation, whose key the tracker was started with."""
     if caller != server:
@@ -59,7 +67,7 @@ def require_server(caller: bytes, server: bytes) -> None:
 
 PURPOSE, LIST_PURPOSE, ANCHOR_PURPOSE = "tracker-request", "participants", "anchor"
 IDENTITY, TIME, NONCE, SIGNATURE = "niss-identity", "niss-time", "niss-nonce", "niss-signature"
-NONCE_BYTES = 16
+_NONCE_BYTES = 16
 _SHAPES = {
     IDENTITY: re.compile(r"[0-9a-f]{64}"),
     TIME: re.compile(r"[0-9]{1,12}"),
@@ -79,13 +87,22 @@ class Signed:
 
 
 def sign_request(
-    identity: Identity, *, tracker: bytes, method: str, target: str, body: bytes, time: int, nonce: bytes
+    identity: Identity,
+    *,
+    tracker: bytes,
+    method: str,
+    target: str,
+    body: bytes = b"",
+    time: int | None = None,
+    nonce: bytes | None = None,
 ) -> dict[str, str]:
     """The headers that make a request this identity's own; see `check_request` for the arguments.
 
-    time     whole seconds since 1970
-    nonce    16 random bytes that this identity has not used before
+    time     whole seconds since 1970; None: it is sent now
+    nonce    16 random bytes that this identity has not used before; None: fresh ones
     """
+    time = int(clock.time()) if time is None else time
+    nonce = os.urandom(_NONCE_BYTES) if nonce is None else nonce
     message = _message(tracker, method, target.encode(), body, time, nonce)
     return {
         IDENTITY: identity.public.hex(),
@@ -176,40 +193,6 @@ LARGEST_ROUND = 10_000
 """Most seats in one attempt."""
 LONGEST_RUN = 25_000
 """Most rounds of one run, which bounds the time to derive its chain."""
-
-
-@dataclass(frozen=True)
-class TrackerSettings:
-    """What the person who runs the tracker decides.
-
-    ttl              seconds without a heartbeat after which a client is no longer seated
-    forget_after     seconds after that until it is erased
-    tolerance        seconds a client's clock may be off
-    address_rate     requests a second from one address, on average; 0: any number
-    identity_rate    the same for one identity, of requests that change something; the server is exempt
-    body_bytes       largest body of a request
-    max_clients      most clients that can be registered
-    stock            most prekeys of one client; `low`: when it is told to replenish, up to `wanted`
-    """
-
-    ttl: float = 600.0
-    forget_after: float = 30 * 86_400.0
-    tolerance: float = 60.0
-    address_rate: float = 200.0
-    identity_rate: float = 10.0
-    body_bytes: int = 1 << 20
-    max_clients: int = 1_000_000
-    stock: int = 1024
-    low: int = 4
-    wanted: int = 16
-
-    def __post_init__(self) -> None:
-        """Every setting is above 0 and finite; a rate may be 0, which means no limit."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            may_be_zero = field.name.endswith("_rate")
-            if not (0 < value < float("inf") or (may_be_zero and value == 0)):
-                raise ConfigError("must be above 0", field=f"--{field.name.replace('_', '-')}")
 
 
 class Buckets:

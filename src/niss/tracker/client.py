@@ -1,4 +1,4 @@
-"""The tracker, as clients and the server of a federation use it, with nothing but the standard library.
+"""The tracker, as clients and the server of a federation use it.
 
 `Connection` is HTTP: one connection, signed requests, patient retries. `TrackerClient` is what can be asked. What the
 tracker says is checked against its keys: the anchor of a run, participant lists and every prekey in them. Whether a
@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import secrets
 import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
 
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import Identity, check_prekey, fingerprint, verify
 from niss.protocol.messages import Beacon, Participant, Prekey
 from niss.redaction import printable
-from niss.tracker.auth import LIST_PURPOSE, NONCE_BYTES, check_anchor, list_message, sign_request
-from niss.tracker.store import Attempt, Stock
+from niss.tracker import api
+from niss.tracker.auth import LIST_PURPOSE, check_anchor, list_message, sign_request
+from niss.tracker.values import Attempt
 
 _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 8.0
@@ -35,7 +37,7 @@ _LARGEST_ANSWER = 1 << 24
 _AGAIN = (429, 502, 503, 504)
 USELESS = "the tracker cannot be used"
 """All that a server is told by a client for which a tracker was of no use."""
-T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 class TrackerTrouble(RemoteProtocolError):
@@ -171,15 +173,7 @@ class Connection:
             headers["content-type"] = "application/json"
         if signer is not None:
             identity, tracker = signer
-            headers |= sign_request(
-                identity,
-                tracker=tracker,
-                method=method,
-                target=target,
-                body=body,
-                time=int(time.time()),
-                nonce=os.urandom(NONCE_BYTES),
-            )
+            headers |= sign_request(identity, tracker=tracker, method=method, target=target, body=body)
         with self._lock:
             try:
                 self._open = self._open or self._connect()
@@ -227,38 +221,6 @@ def _seconds(text: str) -> float:
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
-@dataclass(frozen=True)
-class Description:
-    """Whose signatures to expect, and what the chain of a run ends in.
-
-    tracker     signs participant lists; requests are signed for it
-    holder      signs beacons: for `Policy.holder`
-    server      the one who may open rounds here
-    anchor      of the run asked about, for `Policy.anchor`; None where no run was named
-    rounds      for how many rounds its chain is
-    signature   the holder's, under the two
-    """
-
-    tracker: bytes
-    holder: bytes
-    server: bytes
-    anchor: bytes | None = None
-    rounds: int | None = None
-    signature: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Supply(Stock):
-    """The stock of a client's prekeys at the tracker.
-
-    wanted        how many more to send, 0 if there are enough
-    ttl_seconds   how long the client stays live without a heartbeat
-    """
-
-    wanted: int = 0
-    ttl_seconds: float = 0.0
-
-
 class TrackerClient:
     """What one identity asks of a tracker: as a client of a federation, or as its server.
 
@@ -287,37 +249,37 @@ class TrackerClient:
         """
         self._identity, self._pinned = identity, tracker
         self._connection = Connection(url, ca=ca, timeout=timeout, retries=retries)
-        self._described: Description | None = None
+        self._described: api.TrackerAnswer | None = None
 
-    def describe(self, run: bytes | None = None) -> Description:
-        """The tracker's keys and, for a run, the anchor its holder committed to; the keys are asked for once."""
+    def describe(self) -> api.TrackerAnswer:
+        """Whose signatures to expect: the tracker's, the holder's and the server's keys; asked for once."""
         if self._described is None:
-            answer = self._connection.ask("GET", "/v1/tracker")
-            tracker, holder, server = (_hex(answer, name, 32) for name in ("tracker", "holder", "server"))
-            keys = Description(tracker, holder, server)
-            if self._pinned not in (None, keys.tracker):
+            described = _read(api.TrackerAnswer, self._connection.ask("GET", "/v1/tracker"))
+            if self._pinned not in (None, described.tracker):
                 raise RemoteProtocolError(
-                    f"this tracker is {fingerprint(keys.tracker)}, not the one expected",
+                    f"this tracker is {fingerprint(described.tracker)}, not the one expected",
                     hint="compare its key with its owner",
                 )
-            self._described = keys
-        if run is None:
-            return self._described
-        return self._with_run(run, self._connection.ask("GET", f"/v1/runs/{run.hex()}"))
+            self._described = described
+        return self._described
+
+    def run(self, run: bytes) -> api.RunAnswer:
+        """What the holder committed to for a run: its chain's anchor, and for how many rounds; verified."""
+        return self._verified(run, self._connection.ask("GET", f"/v1/runs/{run.hex()}"))
 
     # As a client.
 
-    def register(self, prekeys: Sequence[Prekey], coalition: str | None = None) -> Supply:
+    def register(self, prekeys: Sequence[Prekey], coalition: str | None = None) -> api.StockAnswer:
         """Become live with these prekeys; again to send more. Save their private halves first.
 
         With a coalition, belong to it from then on.
         """
         body = {"prekeys": _prekey_entries(prekeys), "coalition": coalition}
-        return _supply(self._ask("PUT", "/v1/clients/me", body))
+        return _read(api.StockAnswer, self._ask("PUT", "/v1/clients/me", body))
 
-    def heartbeat(self) -> Supply:
+    def heartbeat(self) -> api.StockAnswer:
         """Stay live; send `wanted` prekeys with `register` if that is not 0."""
-        return _supply(self._ask("POST", "/v1/clients/me/heartbeat"))
+        return _read(api.StockAnswer, self._ask("POST", "/v1/clients/me/heartbeat"))
 
     def leave(self) -> None:
         """Be forgotten. Leaving twice is no error."""
@@ -341,15 +303,13 @@ class TrackerClient:
         That these are the right ones follows only from the whole list, the terms and the beacon.
         """
         answer = self._ask("GET", _path(Attempt(run, round, attempt), "neighbours"))
-        return {_entry(one, "seat", int): _participant(one) for one in _entry(answer, "neighbours", list)}
+        return {one.seat: _participant(one) for one in _read(api.NeighboursAnswer, answer).neighbours}
 
     # As the server.
 
     def start_run(self, run: bytes, rounds: int) -> bytes:
         """The anchor of a chain for that many rounds, each of which can be tried four times; verified."""
-        described = self._with_run(run, self._ask("PUT", f"/v1/runs/{run.hex()}", {"rounds": rounds}))
-        assert described.anchor is not None
-        return described.anchor
+        return self._verified(run, self._ask("PUT", f"/v1/runs/{run.hex()}", {"rounds": rounds})).anchor
 
     def seat(
         self,
@@ -385,18 +345,15 @@ class TrackerClient:
         """
         body = {"commitment": commitment.hex(), "neighbours": neighbours}
         where = Attempt(run, round, attempt)
-        answer = self._ask("PUT", _path(where, "beacon"), body)
-        beacon = Beacon(
-            _entry(answer, "index", int), _hex(answer, "value", 32), _hex(answer, "signature", 64)
-        )
+        beacon = _read(api.BeaconAnswer, self._ask("PUT", _path(where, "beacon"), body))
         if beacon.index != where.link:
             raise RemoteProtocolError("the tracker gave the link of another attempt")
-        return beacon
+        return Beacon(beacon.index, beacon.value, beacon.signature)
 
-    def deposit(self, identity: bytes, prekeys: Sequence[Prekey]) -> Supply:
+    def deposit(self, identity: bytes, prekeys: Sequence[Prekey]) -> api.StockAnswer:
         """Pass on fresh prekeys that a registered client sent along with its upload."""
         body = {"prekeys": _prekey_entries(prekeys)}
-        return _supply(self._ask("POST", f"/v1/clients/{identity.hex()}/prekeys", body))
+        return _read(api.StockAnswer, self._ask("POST", f"/v1/clients/{identity.hex()}/prekeys", body))
 
     # Both.
 
@@ -412,20 +369,20 @@ class TrackerClient:
     def _ask(self, method: str, target: str, body: object = None) -> Any:
         return self._connection.ask(method, target, body, signer=(self._identity, self.describe().tracker))
 
-    def _with_run(self, run: bytes, answer: Any) -> Description:
-        """The tracker and a run, once the holder's signature under the run, its length and its anchor is verified."""
-        described = self.describe()
-        anchor, rounds = _hex(answer, "anchor", 32), _entry(answer, "rounds", int)
-        signature = _hex(answer, "signature", 64)
-        check_anchor(described.holder, run, rounds, anchor, signature)
-        return replace(described, anchor=anchor, rounds=rounds, signature=signature)
+    def _verified(self, run: bytes, answer: Any) -> api.RunAnswer:
+        """A run, once the holder's signature under its name, its length and its anchor is verified."""
+        shown, holder = _read(api.RunAnswer, answer), self.describe().holder
+        if shown.holder != holder:
+            raise RemoteProtocolError("the tracker names another holder for this run than for itself")
+        check_anchor(holder, run, shown.rounds, shown.anchor, shown.signature)
+        return shown
 
     def _list(self, method: str, attempt: Attempt, what: str, body: object = None) -> tuple[Participant, ...]:
         """The participants in an answer, once the tracker's signature under this list, run and link is verified."""
-        answer = self._ask(method, _path(attempt, what), body)
-        participants = tuple(_participant(one) for one in _entry(answer, "participants", list))
+        answer = _read(api.ParticipantsAnswer, self._ask(method, _path(attempt, what), body))
+        participants = tuple(map(_participant, answer.participants))
         message = list_message(attempt.run, attempt.link, participants_hash(participants))
-        verify(self.describe().tracker, LIST_PURPOSE, message, _hex(answer, "signature", 64))
+        verify(self.describe().tracker, LIST_PURPOSE, message, answer.signature)
         return participants
 
 
@@ -434,54 +391,24 @@ def _path(attempt: Attempt, what: str) -> str:
 
 
 def _prekey_entries(prekeys: Sequence[Prekey]) -> list[dict[str, object]]:
-    """Prekeys as the API takes them: `PrekeyBody` of `niss.tracker.app`."""
-    return [
-        {
-            "number": one.number,
-            "public": one.public.hex(),
-            "signature": one.signature.hex(),
-        }
-        for one in prekeys
-    ]
+    """Prekeys as the API takes them."""
+    return [api.PrekeyBody(**asdict(prekey)).model_dump(mode="json") for prekey in prekeys]
 
 
-def _participant(entry: Any) -> Participant:
-    """A participant from JSON; its prekey must be signed by its identity."""
-    key = _entry(entry, "prekey", dict)
-    prekey = Prekey(_entry(key, "number", int), _hex(key, "public", 32), _hex(key, "signature", 64))
-    identity = _hex(entry, "identity", 32)
-    check_prekey(prekey, identity)
-    return Participant(identity, prekey)
+def _participant(entry: api.SeatAnswer) -> Participant:
+    """A participant from an answer; its prekey must be signed by its identity."""
+    participant = entry.participant()
+    check_prekey(participant.prekey, participant.identity)
+    return participant
 
 
-def _supply(answer: Any) -> Supply:
-    numbers = {name: _entry(answer, name, int) for name in ("held", "accepted", "known", "stale", "wanted")}
-    return Supply(**numbers, ttl_seconds=float(answer.get("ttl_seconds", 0.0)))
-
-
-def _entry(answer: Any, name: str, kind: type[T]) -> T:
-    """An entry of an answer, of exactly that type; anything else in its place is an error of the tracker."""
-    value = answer.get(name) if isinstance(answer, dict) else None
-    if type(value) is not kind:
-        raise _odd(name)
-    entry: T = value
-    return entry
-
-
-def _hex(answer: Any, name: str, length: int) -> bytes:
-    """Bytes of that length, from an entry in hex."""
+def _read(kind: type[M], answer: Any) -> M:
+    """An answer, in which nothing is of another type than it should be; anything else is an error of the tracker."""
     try:
-        value = bytes.fromhex(_entry(answer, name, str))
-    except ValueError:
-        value = b""
-    if len(value) != length:
-        raise _odd(name)
-    return value
-
-
-def _odd(name: str) -> RemoteProtocolError:
-    """The error for an answer without a valid entry of that name."""
-    return TrackerTrouble(
-        f"the tracker's answer has no valid {name!r}",
-        hint="is this the address of a tracker of this version?",
-    )
+        return kind.model_validate(answer, strict=True)
+    except ValidationError as error:
+        name = ".".join(map(str, error.errors()[0]["loc"]))
+        raise TrackerTrouble(
+            f"the tracker's answer has no valid {name!r}",
+            hint="is this the address of a tracker of this version?",
+        ) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from niss.errors import NissError, RemoteProtocolError
 from niss.protocol import Beacon, Identity, Participant, Prekey
-from niss.session.coordinator import SeatsRefused
+from niss.session.ports import SeatsRefused
 from niss.session.proposal import Proposal
 from niss.tracker.client import USELESS, TrackerClient, TrackerRefused
 
@@ -33,17 +33,14 @@ class Tracked:
     def holder(self) -> bytes:
         return self._client.describe().holder
 
-    def start_run(self, run: bytes, rounds: int) -> bytes:
+    def start_run(self, run: bytes, rounds: int, saved: dict[str, Any] | None = None) -> bytes:
+        del saved  # Asked again, the tracker answers with the same chain.
         self._run = run
         self._left.clear()
         return self._client.start_run(run, rounds)
 
     def secrets(self) -> dict[str, Any]:
         return {}  # The tracker has them.
-
-    def resume_run(self, run: bytes, rounds: int, secrets: dict[str, Any]) -> bytes:
-        del secrets
-        return self.start_run(run, rounds)  # Asked again, the tracker answers with the same chain.
 
     def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
         # The client registered them itself, before it answered.
@@ -94,14 +91,13 @@ class NodesTracker:
 
     def rounds(self, proposal: Proposal) -> int:
         with self._client(proposal) as tracker:
-            described = tracker.describe(proposal.run)
-            if (described.holder, described.anchor) != (proposal.holder, proposal.anchor):
+            run = tracker.run(proposal.run)
+            if (tracker.describe().holder, run.anchor) != (proposal.holder, proposal.anchor):
                 raise RemoteProtocolError("the tracker has another holder or another chain for this run")
-            assert described.rounds is not None
             most = proposal.plan.chain_rounds
-            if most is not None and described.rounds > most:
-                raise RemoteProtocolError(f"the chain is for {described.rounds} rounds, the plan for {most}")
-            return described.rounds
+            if most is not None and run.rounds > most:
+                raise RemoteProtocolError(f"the chain is for {run.rounds} rounds, the plan for {most}")
+            return run.rounds
 
     def register(self, proposal: Proposal, prekeys: tuple[Prekey, ...]) -> None:
         with self._client(proposal) as tracker:

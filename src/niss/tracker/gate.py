@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from niss.protocol.keys import fingerprint
 from niss.redaction import redact, safe_traceback
 from niss.tracker.auth import Buckets, Refused
-from niss.tracker.store import Counts
+from niss.tracker.values import Counts
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -74,7 +76,7 @@ class Gate:
             scope[BODY] = body
             await self._app(scope, _once(body, receive), watched)
         except Refused as refusal:
-            await answer(refusal, watched)
+            await shown(refusal)(scope, receive, watched)
         except Exception as error:
             # Answered with 500 by the application before it raised.
             failure = error
@@ -147,17 +149,8 @@ class Gate:
         )
 
 
-async def answer(refusal: Refused, send: Send) -> None:
-    """Send a refusal as it stands in the API."""
-    body = json.dumps(refusal.body()).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(name.encode(), value.encode()) for name, value in extra_headers(refusal).items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def extra_headers(refusal: Refused) -> dict[str, str]:
-    """The headers that a refusal needs beside its body: when to come back, how to authenticate, not to go on."""
+def shown(refusal: Refused) -> JSONResponse:
+    """A refusal as it stands in the API; its headers say when to come back, how to authenticate, not to go on."""
     headers = {}
     if refusal.retry_after is not None:
         headers["retry-after"] = str(math.ceil(refusal.retry_after))
@@ -166,7 +159,7 @@ def extra_headers(refusal: Refused) -> dict[str, str]:
     if refusal.status in (408, 413):
         # The rest of the body is still on its way; it is not to be taken for the next request.
         headers["connection"] = "close"
-    return headers
+    return JSONResponse(refusal.body(), refusal.status, headers=headers)
 
 
 def _method(scope: Scope) -> str:

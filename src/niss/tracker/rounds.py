@@ -15,28 +15,24 @@ for garbage.
 
 from __future__ import annotations
 
-import json
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from pydantic import BaseModel
+
 from niss.graph import ShareGraph
-from niss.protocol.agreement import LINKS_PER_ROUND, draw_graph, link_of, participants_hash
-from niss.protocol.keys import Entropy, Identity, draw
+from niss.protocol.agreement import draw_graph, participants_hash
+from niss.protocol.curve import Entropy, draw
+from niss.protocol.keys import LINKS_PER_ROUND, Identity, link_of
 from niss.protocol.messages import Beacon, Participant
-from niss.tracker.auth import LIST_PURPOSE, LONGEST_RUN, Refused, list_message, require_server
-from niss.tracker.store import (
-    Attempt,
-    Release,
-    Run,
-    SeatRequest,
-    TrackerStore,
-    unknown_run,
-    unpack_participants,
-)
+from niss.tracker import api
+from niss.tracker.auth import LIST_PURPOSE, LONGEST_RUN, Refused, conflict, list_message, require_server
+from niss.tracker.store import TrackerStore, unknown_run
+from niss.tracker.values import Attempt, Release, Run, SeatRequest, unpack_participants
 
 
 class SeatList:
@@ -56,7 +52,7 @@ class SeatList:
         self.hash = participants_hash(participants)
         self.signature = sign(self.hash)
         self.numbers = {one.identity: seat for seat, one in enumerate(participants)}
-        self.json = [_json(_seat_entries(seat, one)) for seat, one in enumerate(participants)]
+        self.json = [_seat_json(seat, one) for seat, one in enumerate(participants)]
 
     @property
     def participants(self) -> tuple[Participant, ...]:
@@ -89,14 +85,15 @@ class RoundView:
     @cached_property
     def _head(self) -> bytes:
         """What both answers begin with; the closing brace is for them to set."""
-        entries = {
-            "size": self.seats.size,
-            "participants_hash": self.seats.hash.hex(),
-            "signature": self.seats.signature.hex(),
-            "commitment": None if self.release is None else self.release.commitment.hex(),
-            "beacon": None if self.beacon is None else beacon_entries(self.beacon),
-        }
-        return _json(entries)[:-1]
+        return _json(
+            api.RoundAnswer(
+                size=self.seats.size,
+                participants_hash=self.seats.hash,
+                signature=self.seats.signature,
+                commitment=None if self.release is None else self.release.commitment,
+                beacon=None if self.beacon is None else api.BeaconAnswer(**asdict(self.beacon)),
+            )
+        )[:-1]
 
     @cached_property
     def graph(self) -> ShareGraph:
@@ -105,19 +102,17 @@ class RoundView:
         Refused (409) before the beacon is out, and where the server did not tell the number of neighbours.
         """
         if self.release is None or self.beacon is None:
-            raise Refused(
-                409,
+            raise conflict(
+                "attempt",
                 "the beacon of this attempt is not out: nobody has neighbours yet",
-                field="attempt",
-                hint="ask again when the server has opened the round",
+                "ask again when the server has opened the round",
             )
         neighbours = self.release.neighbours
         if neighbours is None:
-            raise Refused(
-                409,
+            raise conflict(
+                "attempt",
                 "the server did not say how many neighbours each client has",
-                field="attempt",
-                hint="derive the graph from the participant list and the terms of the round",
+                "derive the graph from the participant list and the terms of the round",
             )
         return draw_graph(self.seats.size, neighbours, self.beacon.value, self.release.commitment)
 
@@ -152,20 +147,13 @@ class RoundCache:
                 self._seats -= self._views.popitem(last=False)[1].seats.size
 
 
-def beacon_entries(beacon: Beacon) -> dict[str, object]:
-    """A beacon as the API shows it: `BeaconAnswer` of `niss.tracker.app`."""
-    return {"index": beacon.index, "value": beacon.value.hex(), "signature": beacon.signature.hex()}
+def _seat_json(seat: int, participant: Participant) -> bytes:
+    prekey = api.PrekeyBody(**asdict(participant.prekey))
+    return _json(api.SeatAnswer(seat=seat, identity=participant.identity, prekey=prekey))
 
 
-def _seat_entries(seat: int, participant: Participant) -> dict[str, object]:
-    """A seat as the API shows it: `SeatAnswer` of `niss.tracker.app`."""
-    prekey = participant.prekey
-    key = {"number": prekey.number, "public": prekey.public.hex(), "signature": prekey.signature.hex()}
-    return {"seat": seat, "identity": participant.identity.hex(), "prekey": key}
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+def _json(answer: BaseModel) -> bytes:
+    return answer.model_dump_json().encode()
 
 
 _SALT_BYTES = 32
@@ -237,11 +225,10 @@ class Rounds:
             anchor, signature = self.holder.commit(run, rounds, salt)
             started = self.store.start_run(run, Run(rounds, salt, anchor, signature))
         if started.rounds != rounds:
-            raise Refused(
-                409,
+            raise conflict(
+                "rounds",
                 f"this run has begun, with {started.rounds} rounds",
-                field="rounds",
-                hint="choose another name for the new run",
+                "choose another name for the new run",
             )
         return started
 
@@ -294,26 +281,23 @@ class Rounds:
         seating = self.store.seating(attempt.run, attempt.link)
         if self.store.released(attempt.run, attempt.link) != wanted:
             if seating is None and self.lists:
-                raise Refused(
-                    409,
+                raise conflict(
+                    "attempt",
                     "nobody is seated in this attempt",
-                    field="attempt",
-                    hint="seat it first; a link is let out for the list that was seated alone",
+                    "seat it first; a link is let out for the list that was seated alone",
                 )
             self._check_announced(attempt, run, wanted)
         if seating is not None and committed != participants_hash(seating.participants()):
-            raise Refused(
-                409,
+            raise conflict(
+                "commitment",
                 "this commitment is to other participants than were seated",
-                field="commitment",
-                hint="open the round with the list that seating it returned, in its order",
+                "open the round with the list that seating it returned, in its order",
             )
         if self.store.release(attempt.run, attempt.link, wanted) != wanted:
-            raise Refused(
-                409,
+            raise conflict(
+                "commitment",
                 "the link of this attempt was let out for another commitment",
-                field="commitment",
-                hint="open a later attempt or round",
+                "open a later attempt or round",
             )
         return self.holder.link(attempt, run, wanted.commitment)
 
@@ -325,29 +309,26 @@ class Rounds:
         highest = self.store.released(attempt.run, run.highest) if run.highest else None
         if wanted.following is None:
             if highest is not None and highest.following is not None:
-                raise Refused(
-                    409,
+                raise conflict(
+                    "commitment",
                     "this run carries noise from round to round: a commitment names the next round's list too",
-                    field="commitment",
-                    hint="add the hash of the next round's participants",
+                    "add the hash of the next round's participants",
                 )
             return
         if attempt.number:
-            raise Refused(
-                409,
+            raise conflict(
+                "attempt",
                 "a run that carries noise from round to round has one attempt at a round",
-                field="attempt",
-                hint="go on with the next round; those who are missing leave their noise in the sum",
+                "go on with the next round; those who are missing leave their noise in the sum",
             )
         if attempt.round:
             self._check_is_next(attempt, wanted)
         if attempt.round + 1 == run.rounds:
             if wanted.following != _NOBODY:
-                raise Refused(
-                    409,
+                raise conflict(
+                    "commitment",
                     "the last round carries noise to nobody",
-                    field="commitment",
-                    hint="end it with the hash of an empty list",
+                    "end it with the hash of an empty list",
                 )
             return
         if self.lists:
@@ -359,36 +340,32 @@ class Rounds:
         before = self.store.released(attempt.run, link_of(number, 0))
         announced = None if before is None else before.following
         if announced is None:
-            raise Refused(
-                409,
+            raise conflict(
+                "round",
                 f"round {number} was not opened" if before is None else f"round {number} announced nobody",
-                field="round",
-                hint="open the rounds in order, each with the list of the next",
+                "open the rounds in order, each with the list of the next",
             )
         if announced != wanted.commitment[:_HASH_BYTES]:
-            raise Refused(
-                409,
+            raise conflict(
+                "commitment",
                 f"this commitment is to another list than round {number} announced",
-                field="commitment",
-                hint="open the round with the list that was announced, also if some of it are gone",
+                "open the round with the list that was announced, also if some of it are gone",
             )
 
     def _check_following(self, attempt: Attempt, following: bytes) -> None:
         """The list that is announced must be seated, in the next round's one attempt."""
         seating = self.store.seating(attempt.run, link_of(attempt.round + 1, 0))
         if seating is None:
-            raise Refused(
-                409,
+            raise conflict(
+                "commitment",
                 "nobody is seated in the next round, to which this one carries noise",
-                field="commitment",
-                hint="seat the next round first",
+                "seat the next round first",
             )
         if following != participants_hash(seating.participants()):
-            raise Refused(
-                409,
+            raise conflict(
+                "commitment",
                 "this commitment is to other participants of the next round than were seated",
-                field="commitment",
-                hint="commit to the list that seating the next round returned, in its order",
+                "commit to the list that seating the next round returned, in its order",
             )
 
     def view(self, attempt: Attempt) -> RoundView:

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from niss.errors import ConfigError, NissError
 from niss.protocol.keyfile import create_keyfile, load_coalition, load_identity
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
-from niss.tracker.auth import TrackerSettings
+from niss.tracker.databases import open_store, sqlite_path
 from niss.tracker.gate import log, start_logging
+from niss.tracker.options import TrackerOptions
 from niss.tracker.service import ExternalChains, Tracker
-from niss.tracker.store import open_store, sqlite_path
 
 _GRACE_SECONDS = 10
 _SWEEP_SECONDS = 3600.0
@@ -41,40 +40,7 @@ _RELOAD = getattr(signal, "SIGHUP", None)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a tracker is to be run, as given on the command line.
-
-    host, port        where it listens; port 0 takes a free one
-    store             sqlite:///FILE or redis://HOST:PORT/0
-    server            the public key of the server that may open rounds
-    identity          the tracker's key file; None: the one beside the SQLite file
-    tls_cert          with `tls_key`, PEM files to serve TLS with; None: plain HTTP
-    external_beacon   the address of the tracker that holds the chains, `external_ca` its authority; None: this one
-    holder_only       whether it only holds chains, for the tracker that `server` is the key of
-    admit             a coalition file: only its members may register
-    coalitions        coalition files by name: only their members may join
-    settings          rates, sizes and times
-    log_level         as in `logging`, in lower case
-    """
-
-    host: str
-    port: int
-    store: str
-    server: bytes
-    identity: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    external_beacon: str | None = None
-    external_ca: Path | None = None
-    holder_only: bool = False
-    admit: Path | None = None
-    coalitions: dict[str, Path] = field(default_factory=dict)
-    settings: TrackerSettings = field(default_factory=TrackerSettings)
-    log_level: str = "info"
-
-
-def serve(options: Options) -> None:
+def serve(options: TrackerOptions) -> None:
     """Run until SIGTERM or SIGINT; requests under way are answered first, for at most ten seconds.
 
     On SIGHUP the lists of those who may take part, and the certificate, are read again; where that fails, everything
@@ -83,6 +49,7 @@ def serve(options: Options) -> None:
     Once connections are accepted, one line of JSON on stdout tells the address and the keys. What cannot work (a store,
     a key file, a certificate, a taken port) is a `NissError` before that.
     """
+    server, _ = options.server, options.coalitions
     _check_tls(options)
     start_logging(options.log_level)
     identity = find_identity(options)
@@ -94,8 +61,8 @@ def serve(options: Options) -> None:
         tracker = Tracker(
             store,
             identity,
-            server=options.server,
-            settings=options.settings,
+            server=server,
+            settings=options,
             holder=holder,
             lists=not options.holder_only,
             **_lists(options),
@@ -113,7 +80,7 @@ def serve(options: Options) -> None:
     log("stopped")
 
 
-def find_identity(options: Options) -> Identity:
+def find_identity(options: TrackerOptions) -> Identity:
     """The identity given, or that in the file beside the SQLite store, which is made at the first start.
 
     Raises `ConfigError` for a Redis store without one, since there is no file beside it.
@@ -133,7 +100,7 @@ def find_identity(options: Options) -> Identity:
     return create_keyfile(path, Identity.generate(os.urandom)).identity
 
 
-def _lists(options: Options) -> dict[str, Any]:
+def _lists(options: TrackerOptions) -> dict[str, Any]:
     """The closed lists in the files that were given; an error where one of them cannot be used."""
     return {
         "admitted": None if options.admit is None else load_coalition(options.admit),
@@ -141,7 +108,7 @@ def _lists(options: Options) -> dict[str, Any]:
     }
 
 
-def _check_tls(options: Options) -> None:
+def _check_tls(options: TrackerOptions) -> None:
     """`ConfigError` unless certificate and key are given together, and both are files, or neither is given."""
     if (options.tls_cert is None) != (options.tls_key is None):
         missing = "--tls-cert" if options.tls_cert is None else "--tls-key"
@@ -151,7 +118,7 @@ def _check_tls(options: Options) -> None:
             raise ConfigError(f"the file {path} does not exist", field=name, hint="give a file in PEM format")
 
 
-def _listen(options: Options) -> socket.socket:
+def _listen(options: TrackerOptions) -> socket.socket:
     """A listening socket; taken before uvicorn starts, so that a taken port is an error with a hint, not a log
     line.
     """
@@ -166,7 +133,7 @@ def _listen(options: Options) -> socket.socket:
         ) from None
 
 
-def _config(options: Options, tracker: Tracker) -> uvicorn.Config:
+def _config(options: TrackerOptions, tracker: Tracker) -> uvicorn.Config:
     """uvicorn without websockets, access log and headers that tell its version; certificates are tried here."""
     config = uvicorn.Config(
         make_app(tracker),
@@ -230,7 +197,7 @@ class TidyServer(uvicorn.Server):
 class _Server(TidyServer):
     """A server that says when it is ready and erases clients that are long gone."""
 
-    def __init__(self, config: uvicorn.Config, tracker: Tracker, options: Options) -> None:
+    def __init__(self, config: uvicorn.Config, tracker: Tracker, options: TrackerOptions) -> None:
         super().__init__(config)
         self._tracker, self._options = tracker, options
         self._asked = asyncio.Event()
@@ -288,7 +255,7 @@ class _Server(TidyServer):
                 log("sweep failed", error=error)
 
 
-def _reload_certificate(context: ssl.SSLContext, options: Options) -> None:
+def _reload_certificate(context: ssl.SSLContext, options: TrackerOptions) -> None:
     """Use the certificate as it is on disk for connections from now on; `ConfigError` if it does not fit its key."""
     assert options.tls_cert is not None
     try:

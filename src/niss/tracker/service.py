@@ -18,31 +18,23 @@ from pathlib import Path
 from typing import TypeVar
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import BeaconChain
+from niss.protocol.curve import Entropy, SecretBytes, length_prefixed, uint64
 from niss.protocol.keyfile import Coalition
-from niss.protocol.keys import (
-    Entropy,
-    Identity,
-    SecretBytes,
-    check_prekey,
-    fingerprint,
-    length_prefixed,
-    uint64,
-)
+from niss.protocol.keys import BeaconChain, Identity, check_prekey, fingerprint
 from niss.protocol.messages import Beacon
 from niss.tracker.auth import (
     ANCHOR_PURPOSE,
     Buckets,
     Refused,
     Signed,
-    TrackerSettings,
     anchor_message,
-    check_request,
     require_server,
 )
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
+from niss.tracker.options import TrackerSettings
 from niss.tracker.rounds import BeaconHolder, Rounds
-from niss.tracker.store import Attempt, Batch, Counts, Run, Stock, TrackerStore, bind_identity
+from niss.tracker.store import TrackerStore, bind_identity
+from niss.tracker.values import Attempt, Batch, Counts, Run, Stock
 
 _CHAINS_IN_MEMORY = 8
 _SECONDS_BETWEEN_COUNTS = 5.0
@@ -245,9 +237,7 @@ class ExternalChains(BeaconHolder):
         """The other tracker's anchor and signature, verified; the salt is not needed, since that one draws its own."""
         with _passed_on():
             self._client.start_run(run, rounds)
-            about = self._client.describe(run)
-        assert about.anchor is not None
-        assert about.signature is not None
+            about = self._client.run(run)
         return about.anchor, about.signature
 
     def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:  # noqa: ARG002
@@ -271,7 +261,7 @@ def _passed_on() -> Iterator[None]:
 class Tracker:
     """One tracker process; several may share a store and an identity.
 
-    `members` answers for clients, `rounds` for runs and rounds; who asks is established by `check` and `admit`.
+    `members` answers for clients, `rounds` for runs and rounds; who may change something is said by `admit`.
     """
 
     def __init__(
@@ -327,18 +317,6 @@ class Tracker:
 
     def now(self) -> float:
         return self._clock()
-
-    def check(self, headers: Mapping[str, str], *, method: str, target: bytes, body: bytes) -> Signed:
-        """Whose request this is: enough for reading. Refused (401) as `check_request` says."""
-        return check_request(
-            headers,
-            tracker=self.public,
-            method=method,
-            target=target,
-            body=body,
-            now=self._clock(),
-            tolerance=self.settings.tolerance,
-        )
 
     def admit(self, signed: Signed) -> bytes:
         """Who may change something with this request: whoever signed it, once and not too often.

@@ -1,201 +1,101 @@
-"""What the tracker keeps, as plain frozen values, and what every store must guarantee.
+"""When what a tracker keeps may change, and what every store must guarantee.
 
 All methods of a `TrackerStore` are atomic, also against other processes on the same store. What `seat` and `release`
 answer was written durably before: after a crash the same question has the same answer. A prekey leaves the store once,
 in one seating. A link is let out once, for one commitment, and never after a later one. No store holds a secret: not
 the seed of a beacon chain, and of keys only public halves.
-
-A participant list is packed as identity and prekey of each seat, 136 bytes a seat; see `pack_participants`.
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from niss.errors import ConfigError
-from niss.protocol.agreement import LINKS_PER_ROUND, link_of
-from niss.protocol.keys import (
-    PUBLIC_BYTES,
-    SIGNATURE_BYTES,
-    decode_prekey,
-    encode_prekey,
-    fingerprint,
-    length_prefixed,
-    uint64,
+from niss.protocol.curve import uint64
+from niss.protocol.keys import LINKS_PER_ROUND, decode_prekey, encode_prekey, fingerprint
+from niss.protocol.messages import Prekey
+from niss.tracker.auth import Refused, conflict
+from niss.tracker.values import (
+    Batch,
+    Client,
+    Counts,
+    Release,
+    Run,
+    Seating,
+    SeatRequest,
+    Stock,
+    pack_participants,
 )
-from niss.protocol.messages import Participant, Prekey
-from niss.tracker.auth import Refused
 
-NUMBER_BYTES = 8
-PREKEY_BYTES = NUMBER_BYTES + PUBLIC_BYTES + SIGNATURE_BYTES
-SEAT_BYTES = PUBLIC_BYTES + PREKEY_BYTES
-COMMITMENT_BYTES = 64
-Batch = Sequence[Prekey]
+_FORGOTTEN_AT_ONCE = 500
+T = TypeVar("T")
+
+
+class Overtaken(Exception):
+    """A change has read what does not fit together: others changed it meanwhile. It is to be tried again."""
 
 
 @dataclass(frozen=True)
-class Stock:
-    """A client's one-time keys after a request: how many are held, and what became of those it sent.
+class Change:
+    """What one atomic change reads and writes; it need not see what it wrote itself.
 
-    accepted    new ones, put into stock
-    known       sent before and still in stock
-    stale       with a number that was used up before: never handed out again
+    read       the records of a kind under these names, None where there is none
+    records    what to write, by kind and name; None erases
+    ranks      numbers to write, by kind and name; None erases
+    totals     what to add to the counts, by name
     """
 
-    held: int
-    accepted: int = 0
-    known: int = 0
-    stale: int = 0
+    read: Callable[[str, Sequence[bytes]], list[bytes | None]]
+    records: dict[tuple[str, bytes], bytes | None] = field(default_factory=dict)
+    ranks: dict[tuple[str, bytes], float | None] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
 
+    def clients(self, identities: Sequence[bytes]) -> list[Client]:
+        return [Client.unpack(record) for record in self.read("clients", identities)]
 
-@dataclass(frozen=True)
-class Run:
-    """A run and its chain of links.
+    def keep(self, identity: bytes, client: Client) -> None:
+        self.records["clients", identity] = client.pack()
 
-    rounds      how many rounds the chain is for
-    salt        random, not secret; with the tracker's identity it fixes the chain (see `OwnChains`)
-    anchor      the end of the chain, to which every link leads by hashing
-    signature   the holder's, under run, rounds and anchor
-    highest     the highest link let out so far, 0 at first
-    """
-
-    rounds: int
-    salt: bytes
-    anchor: bytes
-    signature: bytes
-    highest: int = 0
-
-
-class Attempt(NamedTuple):
-    """One try at a round of a run; `round` and `number` count from 0."""
-
-    run: bytes
-    round: int
-    number: int
-
-    @property
-    def link(self) -> int:
-        """The link of the run's chain that belongs to it; `RemoteProtocolError` where no round has so many tries."""
-        return link_of(self.round, self.number)
-
-
-@dataclass(frozen=True)
-class Seating:
-    """Who sits in an attempt, in order, for good.
-
-    request_hash   `SeatRequest.hash` of the request that made it
-    packed         the list, as `pack_participants` packs it
-    """
-
-    request_hash: bytes
-    packed: bytes
-
-    def participants(self) -> tuple[Participant, ...]:
-        return unpack_participants(self.packed)
-
-
-@dataclass(frozen=True)
-class Release:
-    """What a link was let out for.
-
-    commitment   hash of the participants, then hash of the terms, 64 bytes; where noise is carried to the next round,
-                 then the hash of its participants, 96 bytes
-    neighbours   the mean degree of the graph, with which the tracker can tell clients their neighbours; None: it cannot
-    """
-
-    commitment: bytes
-    neighbours: float | None
-
-    @property
-    def following(self) -> bytes | None:
-        """Hash of the next round's participants; None where nothing is carried to them."""
-        return self.commitment[COMMITMENT_BYTES:] or None
-
-
-@dataclass(frozen=True)
-class SeatRequest:
-    """Whom the server wants in an attempt: either `members`, or a `count` of live clients.
-
-    members     their identities, in the order of the seats
-    count       how many to draw at random, uniformly; 0 where members are named
-    coalition   draw from this coalition only
-    at_least    with fewer the attempt is not seated
-    absent      seat members that are not live too, as long as they have a prekey: for rounds of a fixed size
-    """
-
-    members: tuple[bytes, ...] | None = None
-    count: int = 0
-    coalition: str | None = None
-    at_least: int = 2
-    absent: bool = False
-
-    @cached_property
-    def hash(self) -> bytes:
-        """SHA-256 of the request, by which a repetition is told from another request for the same attempt."""
-        coalition = (self.coalition or "").encode()
-        request = length_prefixed(uint64(self.count), coalition, uint64(self.at_least), *(self.members or ()))
-        return hashlib.sha256((b"absent" if self.absent else b"") + request).digest()
-
-    def check(self) -> None:
-        """Refuse (422) a request that contradicts itself."""
-        if (self.members is None) == (self.count == 0):
-            raise Refused(
-                422, "give either members or a count", field="members", hint="leave one of them out"
-            )
-        if self.members is not None and self.coalition is not None:
-            raise Refused(
-                422,
-                "applies to a count only, not to members",
-                field="coalition",
-                hint="name its members, or give a count",
-            )
-        if self.members is None and self.absent:
-            raise Refused(
-                422, "applies to members only, not to a count", field="absent", hint="name the members"
-            )
-        if self.members is not None and len(set(self.members)) != len(self.members):
-            raise Refused(422, "names a client twice", field="members", hint="name each client once")
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How much a store holds: clients registered, those of them that are live, prekeys in stock, runs."""
-
-    registered: int
-    live: int
-    prekeys: int
-    runs: int
-
-
-def pack_participants(seats: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Identity and packed prekey of each seat, 136 bytes a seat."""
-    return b"".join(part for seat in seats for part in seat)
-
-
-def unpack_participants(packed: bytes) -> tuple[Participant, ...]:
-    """The list that `pack_participants` packed."""
-    return tuple(
-        Participant(
-            packed[at : at + PUBLIC_BYTES], decode_prekey(packed[at + PUBLIC_BYTES : at + SEAT_BYTES])
-        )
-        for at in range(0, len(packed), SEAT_BYTES)
-    )
+    def take(self, prekeys: Sequence[tuple[bytes, int]]) -> list[bytes]:
+        """Prekeys by owner and number, packed, which leave the stock for good; the owners' records are not changed."""
+        names = [identity + uint64(number) for identity, number in prekeys]
+        taken = []
+        for name, packed in zip(names, self.read("prekeys", names), strict=True):
+            if packed is None:
+                raise Overtaken
+            public = decode_prekey(packed).public
+            self.records["prekeys", name] = self.records["publics", public] = None
+            taken.append(packed)
+        self.totals["prekeys"] -= len(taken)
+        return taken
 
 
 class TrackerStore(ABC):
     """Everything a tracker must not forget; what all stores guarantee is said at the top of this module.
 
     identity        a client's public key, 32 bytes
-    run, link       a run's name, and the number of an attempt in it (`niss.protocol.agreement.link_of`)
+    run, link       a run's name, and the number of an attempt in it (`niss.protocol.keys.link_of`)
     now, expires    wall time in seconds; a client is live, and can be seated, until it expires
     trouble         the errors that any method may raise when the store is out of order
 
-    What is refused is a `Refused`, and then nothing has changed.
+    What is refused is a `Refused`, and then nothing has changed. A kind of store adds where records are and how a
+    change is made at once (`_change`); what is kept and when it may change is said here, once for all kinds:
+
+    about       facts about the tracker, by name
+    clients     by identity, a `Client`; `prekeys` by identity and number, packed; `publics` the owner of each public
+                key in stock
+    runs        by name; `seatings` and `releases` by run and link
+    nonces      by identity and nonce
+
+    Ranks are numbers by which names are found: `live` (when a registered client expires), `left` (when one left),
+    `nonces` (when they expire), and those in a coalition, which is a kind of its own.
     """
 
     trouble: tuple[type[Exception], ...] = ()
@@ -204,163 +104,32 @@ class TrackerStore(ABC):
     """Participant lists are kept for that many links after the last one let out; then they are erased."""
     REMEMBER_LEFT = 30 * 86_400.0
     """Seconds for which the highest prekey number of a client that left is remembered."""
+    _NONCES_BETWEEN_SWEEPS = 1000
+    _since_sweep = 0
 
     @abstractmethod
-    def bind(self, name: str, value: bytes) -> bytes:
-        """Set a fact about the tracker unless it is set already; returns the value it then has."""
+    def _change(self, work: Callable[[Change], T], *, synced: bool = True) -> T:
+        """Make a change at once, or none of it where `work` raises; returns what `work` does.
 
-    @abstractmethod
-    def first_use(self, identity: bytes, nonce: bytes, *, now: float, expires: float) -> bool:
-        """Remember a nonce until it expires; False if it was used before."""
-
-    def register(self, identity: bytes, prekeys: Batch, *, expires: float, largest: int) -> Stock:
-        """Put new prekeys into stock, never one twice, and make the client live.
-
-        Refused (409): more than `largest` in stock, a batch of used ones only, or one with a public key that another
-        client has in stock: its owner would have to decline any round in which it sat beside a copy of its own.
-        """
-        stock = self._add(identity, prekeys, expires, largest, newcomer=True)
-        assert stock is not None
-        return stock
-
-    def deposit(self, identity: bytes, prekeys: Batch, *, expires: float, largest: int) -> Stock | None:
-        """As `register`, for a client that is registered already; None if it is not."""
-        return self._add(identity, prekeys, expires, largest, newcomer=False)
-
-    @abstractmethod
-    def _add(
-        self, identity: bytes, prekeys: Batch, expires: float, largest: int, *, newcomer: bool
-    ) -> Stock | None:
-        """Write what `_sort_batch` finds new; None for one who is not registered, unless it may be a newcomer."""
-
-    @staticmethod
-    def _sort_batch(
-        batch: Batch, stock: Collection[bytes], highest: bytes | None, largest: int
-    ) -> tuple[dict[bytes, bytes], Stock]:
-        """The new prekeys of a batch, packed, by number, in rising order; and what the client's stock is with them.
-
-        batch     as the client sent it, signatures verified
-        stock     the packed prekeys that are held
-        highest   the highest number ever taken, as 8 bytes; None at first
-        largest   most prekeys in stock
-
-        A number above `highest` is new; of the others, those still in stock are known and the rest stale, since
-        numbers only rise. Refused (409): a batch of stale ones alone, whose sender has lost count, and one that does
-        not fit.
-        """
-        packed = [encode_prekey(prekey) for prekey in batch]
-        new = {one[:NUMBER_BYTES]: one for one in packed if highest is None or one[:NUMBER_BYTES] > highest}
-        old = [one for one in packed if one[:NUMBER_BYTES] not in new]
-        stale = sum(one not in stock for one in old)
-        if stale and stale == len(batch):
-            raise Refused(
-                409,
-                "all these prekeys carry numbers that were used before",
-                field="prekeys",
-                hint="numbers only rise: go on with the key store this identity used before, or make a new identity",
-            )
-        held = len(stock) + len(new)
-        if held > largest:
-            raise Refused(
-                409, f"a client has at most {largest} prekeys in stock", field="prekeys", hint="send fewer"
-            )
-        return dict(sorted(new.items())), Stock(held, len(new), len(old) - stale, stale)
-
-    @abstractmethod
-    def beat(self, identity: bytes, *, expires: float) -> Stock | None:
-        """Make a registered client live again; None if it is not registered."""
-
-    @abstractmethod
-    def leave(self, identity: bytes, *, now: float) -> bool:
-        """Erase a client's stock and coalition; False if it was not registered.
-
-        Its highest prekey number is remembered for `REMEMBER_LEFT`, so that used prekeys do not come back with it.
+        What `work` reads is still so when its change is made: where it is not, `work` is called again. With `synced`,
+        the change is on disk when this returns.
         """
 
     @abstractmethod
-    def set_coalition(self, identity: bytes, coalition: str | None) -> bool:
-        """Put a client into one coalition and no other, or into none; False if it is not registered."""
+    def _read(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
+        """Records, as `Change.read`, outside of any change."""
 
     @abstractmethod
-    def start_run(self, run: bytes, wanted: Run) -> Run:
-        """Begin a run unless it has begun; returns the run as it then is."""
+    def _ranks(self, kind: str, names: Sequence[bytes]) -> list[float | None]:
+        """The numbers under these names."""
 
     @abstractmethod
-    def run(self, run: bytes) -> Run | None:
-        """The run of that name, None where none has begun."""
-
-    def seat(self, run: bytes, link: int, request: SeatRequest, *, now: float) -> Seating:
-        """Seat an attempt and take one prekey, the oldest, of each client in it. The same request has the same answer.
-
-        Refused: an unknown run (404); too few live clients, another request than the one that seated this attempt, or
-        one after this link or a later one was let out (409).
-        """
-        # Whoever registered and has not left expires after 0.
-        seating = self._seat(run, link, request, 0.0 if request.absent else now)
-        if seating.request_hash != request.hash:
-            raise Refused(
-                409,
-                "this attempt was seated before, by another request",
-                field="attempt",
-                hint="ask as before to get the same list, or open the next attempt",
-            )
-        return seating
-
-    @abstractmethod
-    def _seat(self, run: bytes, link: int, request: SeatRequest, now: float) -> Seating:
-        """The seating there is, whatever request made it, or else a new one."""
-
-    @staticmethod
-    def _copied() -> Refused:
-        """The refusal of a batch with a key that another client has in stock."""
-        return Refused(
-            409, "another client has a prekey with this public key", field="prekeys", hint="make new ones"
-        )
-
-    @staticmethod
-    def _too_few(able: int, request: SeatRequest) -> Refused:
-        """The refusal of a seating for which only so many clients are able."""
-        return Refused(
-            409,
-            f"{able} of the clients asked for are live and have a prekey left, at least {request.at_least} are needed",
-            field="at_least",
-            hint="wait until more have registered, or let those with an empty stock replenish it",
-        )
-
-    @staticmethod
-    def _over(highest: int | None) -> Refused:
-        """The refusal of an attempt after this or a later link was let out; with None, that of an unknown run."""
-        if highest is None:
-            return unknown_run()
-        return Refused(
-            409,
-            f"link {highest} was let out: this attempt is over",
-            field="attempt",
-            hint="open a later attempt or round",
-        )
-
-    @abstractmethod
-    def seating(self, run: bytes, link: int) -> Seating | None:
-        """The seating of an attempt; None where there is none, or where it was erased (see `KEPT_LINKS`)."""
-
-    @abstractmethod
-    def release(self, run: bytes, link: int, wanted: Release) -> Release:
-        """Let out a link for a commitment; returns what it was let out for, which may be an earlier commitment.
-
-        Refused: an unknown run (404), a link below one that was let out (409).
-        """
-
-    @abstractmethod
-    def released(self, run: bytes, link: int) -> Release | None:
-        """What a link was let out for; None while it is not out."""
+    def _ranked(self, kind: str, *, above: float = -math.inf, below: float = math.inf) -> list[bytes]:
+        """The names whose numbers are above the one and below the other."""
 
     @abstractmethod
     def counts(self, *, now: float) -> Counts:
         """How much of everything there is."""
-
-    @abstractmethod
-    def forget(self, *, before: float) -> int:
-        """Erase clients that expired before that moment, with all that is known of them; returns how many."""
 
     @abstractmethod
     def ping(self) -> None:
@@ -370,42 +139,296 @@ class TrackerStore(ABC):
     def close(self) -> None:
         """Let go of files and connections."""
 
+    def bind(self, name: str, value: bytes) -> bytes:
+        """Set a fact about the tracker unless it is set already; returns the value it then has."""
+        return self._change(lambda change: _set_once(change, "about", name.encode(), value))
 
-def sqlite_path(url: str) -> str | None:
-    """The file in sqlite:///FILE; None for the address of a Redis server, `ConfigError` for anything else."""
-    scheme, separator, rest = url.partition("://")
-    if separator and scheme in ("redis", "rediss"):
-        return None
-    if not separator or scheme != "sqlite":
-        raise ConfigError(
-            f"{scheme!r} is not a kind of store",
-            field="--store",
-            hint="give sqlite:///FILE, or redis://HOST:PORT/0 for several tracker processes",
-        )
-    path = rest.removeprefix("/")
-    if not rest.startswith("/") or not path or path.endswith("/"):
-        raise ConfigError(
-            f"{url!r} does not name a file",
-            field="--store",
-            hint="sqlite:///tracker.db is a file here, sqlite:////var/lib/niss/tracker.db one elsewhere",
-        )
-    return path
+    def first_use(self, identity: bytes, nonce: bytes, *, now: float, expires: float) -> bool:
+        """Remember a nonce until it expires; False if it was used before."""
+        self._since_sweep += 1
+        old: list[bytes] = []
+        if self._since_sweep >= self._NONCES_BETWEEN_SWEEPS:
+            self._since_sweep, old = 0, self._ranked("nonces", below=now)
+
+        def use(change: Change) -> bool:
+            key = ("nonces", identity + nonce)
+            if change.read(key[0], [key[1]]) != [None]:
+                return False
+            for name in old:
+                change.records["nonces", name] = change.ranks["nonces", name] = None
+            change.records[key], change.ranks[key] = b"", expires
+            return True
+
+        return self._change(use, synced=False)
+
+    def register(self, identity: bytes, prekeys: Batch, *, expires: float, largest: int) -> Stock:
+        """Put new prekeys into stock, never one twice, and make the client live.
+
+        Refused (409): more than `largest` in stock, a batch of used ones only, or one with a public key that another
+        client has in stock: its owner would have to decline any round in which it sat beside a copy of its own.
+        """
+        return self._change(lambda change: self._add(change, identity, prekeys, expires, largest))
+
+    def deposit(self, identity: bytes, prekeys: Batch, *, expires: float, largest: int) -> Stock | None:
+        """As `register`, for a client that is registered already; None if it is not."""
+
+        def add(change: Change) -> Stock | None:
+            (client,) = change.clients([identity])
+            return self._add(change, identity, prekeys, expires, largest) if client.registered else None
+
+        return self._change(add)
+
+    def _add(self, change: Change, identity: bytes, prekeys: Batch, expires: float, largest: int) -> Stock:
+        (client,) = change.clients([identity])
+        new, stock = self._sort_batch(change, identity, client, prekeys, largest)
+        publics = [prekey.public for prekey in new.values()]
+        if any(change.read("publics", publics)) or len(set(publics)) < len(publics):
+            raise conflict(
+                "prekeys",
+                "another client has a prekey with this public key, or this one has two",
+                "make new ones",
+            )
+        for number, prekey in new.items():
+            change.records["prekeys", identity + uint64(number)] = encode_prekey(prekey)
+            change.records["publics", prekey.public] = identity
+        change.totals["prekeys"] += len(new)
+        held = (*client.held, *new)
+        highest = max(new, default=client.highest)
+        change.keep(identity, replace(client, highest=highest, held=held, registered=True))
+        change.ranks["live", identity], change.ranks["left", identity] = expires, None
+        return stock
+
+    @staticmethod
+    def _sort_batch(
+        change: Change, identity: bytes, client: Client, batch: Batch, largest: int
+    ) -> tuple[dict[int, Prekey], Stock]:
+        """The new prekeys of a batch by number, in rising order; and what the client's stock is with them.
+
+        A number above the highest ever taken is new; of the others, those still in stock are known and the rest
+        stale, since numbers only rise. Refused (409): a batch of stale ones alone, whose sender has lost count, and
+        one that does not fit.
+        """
+        new = {prekey.number: prekey for prekey in batch if prekey.number > client.highest}
+        old = [prekey for prekey in batch if prekey.number <= client.highest]
+        in_stock = change.read("prekeys", [identity + uint64(prekey.number) for prekey in old])
+        known = sum(packed == encode_prekey(prekey) for packed, prekey in zip(in_stock, old, strict=True))
+        stale = len(old) - known
+        if stale and stale == len(batch):
+            raise conflict(
+                "prekeys",
+                "all these prekeys carry numbers that were used before",
+                "numbers only rise: go on with the key store this identity used before, or make a new identity",
+            )
+        held = len(client.held) + len(new)
+        if held > largest:
+            raise conflict("prekeys", f"a client has at most {largest} prekeys in stock", "send fewer")
+        return dict(sorted(new.items())), Stock(held, len(new), known, stale)
+
+    def beat(self, identity: bytes, *, expires: float) -> Stock | None:
+        """Make a registered client live again; None if it is not registered."""
+
+        def live_on(change: Change) -> Stock | None:
+            (client,) = change.clients([identity])
+            if not client.registered:
+                return None
+            change.ranks["live", identity] = expires
+            return Stock(len(client.held))
+
+        return self._change(live_on, synced=False)
+
+    def leave(self, identity: bytes, *, now: float) -> bool:
+        """Erase a client's stock and coalition; False if it was not registered.
+
+        Its highest prekey number is remembered for `REMEMBER_LEFT`, so that used prekeys do not come back with it.
+        """
+
+        def go(change: Change) -> bool:
+            (client,) = change.clients([identity])
+            if client.registered:
+                self._erase(change, identity, client)
+                change.keep(identity, Client(client.highest))
+                change.ranks["left", identity] = now
+            return client.registered
+
+        return self._change(go)
+
+    @staticmethod
+    def _erase(change: Change, identity: bytes, client: Client) -> None:
+        """Erase all that is known of a client."""
+        change.take([(identity, number) for number in client.held])
+        change.records["clients", identity] = None
+        for kind in ("live", "left", _coalition(client.coalition)):
+            change.ranks[kind, identity] = None
+
+    def set_coalition(self, identity: bytes, coalition: str | None) -> bool:
+        """Put a client into one coalition and no other, or into none; False if it is not registered."""
+
+        def join(change: Change) -> bool:
+            (client,) = change.clients([identity])
+            if client.registered:
+                change.ranks[_coalition(client.coalition), identity] = None
+                if coalition is not None:
+                    change.ranks[_coalition(coalition), identity] = 0.0
+                change.keep(identity, replace(client, coalition=coalition))
+            return client.registered
+
+        return self._change(join)
+
+    def forget(self, *, before: float) -> int:
+        """Erase clients that expired before that moment, with all that is known of them; returns how many.
+
+        Those who left are erased too, once their highest prekey number need not be remembered any more.
+        """
+        expired = self._ranked("live", below=before)
+        left = self._ranked("left", below=before - self.REMEMBER_LEFT)
+        for identities, registered in ((expired, True), (left, False)):
+            for some in _batches(identities, _FORGOTTEN_AT_ONCE):
+                self._change(partial(self._forget, some, registered))
+        return len(expired)
+
+    def _forget(self, identities: Sequence[bytes], registered: bool, change: Change) -> None:
+        """Erase those who are still registered, or are still not."""
+        for identity, client in zip(identities, change.clients(identities), strict=True):
+            if client.registered == registered:
+                self._erase(change, identity, client)
+
+    def start_run(self, run: bytes, wanted: Run) -> Run:
+        """Begin a run unless it has begun; returns the run as it then is."""
+
+        def start(change: Change) -> Run:
+            started = Run.unpack(_set_once(change, "runs", run, wanted.pack()))
+            change.totals["runs"] += ("runs", run) in change.records
+            return started
+
+        return self._change(start)
+
+    def run(self, run: bytes) -> Run | None:
+        """The run of that name, None where none has begun."""
+        (record,) = self._read("runs", [run])
+        return None if record is None else Run.unpack(record)
+
+    def seat(self, run: bytes, link: int, request: SeatRequest, *, now: float) -> Seating:
+        """Seat an attempt and take one prekey, the oldest, of each client in it. The same request has the same answer.
+
+        Refused: an unknown run (404); too few live clients, another request than the one that seated this attempt, or
+        one after this link or a later one was let out (409).
+        """
+        # Whoever registered and has not left expires after 0.
+        seating = self._change(partial(self._seat, run, link, request, 0.0 if request.absent else now))
+        if seating.request_hash != request.hash:
+            raise conflict(
+                "attempt",
+                "this attempt was seated before, by another request",
+                "ask as before to get the same list, or open the next attempt",
+            )
+        return seating
+
+    def _seat(self, run: bytes, link: int, request: SeatRequest, now: float, change: Change) -> Seating:
+        """The seating there is, whatever request made it, or else a new one."""
+        name = run + uint64(link)
+        (record,) = change.read("seatings", [name])
+        if record is not None:
+            return Seating.unpack(record)
+        self._check_turn(change, run, link)
+        chosen = self._choose(change, request, now)
+        if len(chosen) < request.at_least:
+            raise conflict(
+                "at_least",
+                f"{len(chosen)} of the clients asked for are live and have a prekey left, "
+                f"at least {request.at_least} are needed",
+                "wait until more have registered, or let those with an empty stock replenish it",
+            )
+        taken = change.take([(identity, client.held[0]) for identity, client in chosen])
+        for identity, client in chosen:
+            change.keep(identity, replace(client, held=client.held[1:]))
+        identities = [identity for identity, _ in chosen]
+        seating = Seating(request.hash, pack_participants(list(zip(identities, taken, strict=True))))
+        change.records["seatings", name] = seating.pack()
+        return seating
+
+    def _choose(self, change: Change, request: SeatRequest, now: float) -> list[tuple[bytes, Client]]:
+        """The live clients to be seated that have a prekey left: those named, in that order, or a random sample."""
+        if request.members is not None:
+            pool, most = list(dict.fromkeys(request.members)), len(request.members)
+        else:
+            live, most = request.coalition is None, request.count
+            pool = self._ranked("live", above=now) if live else self._ranked(_coalition(request.coalition))
+            secrets.SystemRandom().shuffle(pool)
+        chosen: list[tuple[bytes, Client]] = []
+        # No more than are needed, for a change that has read much is easily overtaken.
+        for names in _batches(pool, most):
+            expiry = self._ranks("live", names)
+            chosen += [
+                (identity, client)
+                for identity, client, expires in zip(names, change.clients(names), expiry, strict=True)
+                if client.held and expires is not None and expires > now
+            ]
+            if len(chosen) >= most:
+                break
+        return chosen[:most]
+
+    @staticmethod
+    def _check_turn(change: Change, run: bytes, link: int) -> Run:
+        """Refuse a run that has not started, and a link that is not above all that were let out."""
+        (record,) = change.read("runs", [run])
+        if record is None:
+            raise unknown_run()
+        started = Run.unpack(record)
+        if link <= started.highest:
+            raise conflict(
+                "attempt",
+                f"link {started.highest} was let out: this attempt is over",
+                "open a later attempt or round",
+            )
+        return started
+
+    def seating(self, run: bytes, link: int) -> Seating | None:
+        """The seating of an attempt; None where there is none, or where it was erased (see `KEPT_LINKS`)."""
+        (record,) = self._read("seatings", [run + uint64(link)])
+        return None if record is None else Seating.unpack(record)
+
+    def release(self, run: bytes, link: int, wanted: Release) -> Release:
+        """Let out a link for a commitment; returns what it was let out for, which may be an earlier commitment.
+
+        Refused: an unknown run (404), a link below one that was let out (409).
+        """
+
+        def let_out(change: Change) -> Release:
+            name = run + uint64(link)
+            (record,) = change.read("releases", [name])
+            if record is not None:
+                return Release.unpack(record)
+            started = self._check_turn(change, run, link)
+            change.records["releases", name] = wanted.pack()
+            change.records["runs", run] = replace(started, highest=link).pack()
+            for old in range(max(0, started.highest - self.KEPT_LINKS), link - self.KEPT_LINKS):
+                change.records["seatings", run + uint64(old)] = None
+            return wanted
+
+        return self._change(let_out)
+
+    def released(self, run: bytes, link: int) -> Release | None:
+        """What a link was let out for; None while it is not out."""
+        (record,) = self._read("releases", [run + uint64(link)])
+        return None if record is None else Release.unpack(record)
 
 
-def open_store(url: str) -> TrackerStore:
-    """The store behind sqlite:///FILE or redis://HOST:PORT/NUMBER (rediss:// with TLS).
+def _set_once(change: Change, kind: str, name: bytes, value: bytes) -> bytes:
+    """Write a record unless there is one; returns the one there is then."""
+    (record,) = change.read(kind, [name])
+    if record is None:
+        change.records[kind, name] = value
+    return value if record is None else record
 
-    Raises `ConfigError` where the address is wrong or the store behind it cannot be used. The packages of either kind
-    are imported only here.
-    """
-    path = sqlite_path(url)
-    if path is not None:
-        from niss.tracker.store_sqlite import SqliteStore
 
-        return SqliteStore(path)
-    from niss.tracker.store_redis import RedisStore
+def _coalition(name: str | None) -> str:
+    """The kind of rank that those in a coalition have."""
+    return f"coalition:{name or ''}"
 
-    return RedisStore.connect(url)
+
+def _batches(names: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(names), most):
+        yield names[start : start + most]
 
 
 def bind_identity(store: TrackerStore, public: bytes) -> None:

@@ -30,7 +30,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from niss.accounting import PlanQuestion
@@ -38,6 +37,7 @@ from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.settings import check
 from niss.tracker.serve import TidyServer
+from niss.ui.pages import fill
 from niss.ui.planning import answer
 from niss.ui.runs import ReportPages, RunFolders, live_view
 from niss.version import __version__
@@ -130,13 +130,11 @@ def _serve_files(app: FastAPI) -> None:
     """The pages and assets of the package, by exact name: read once, so no path is ever made from a request."""
     contents = {
         entry.name: entry.read_bytes()
-        for entry in (files("niss.ui") / "assets").iterdir()
+        for entry in ((files("niss.report") / "theme.css"), *(files("niss.ui") / "assets").iterdir())
         if Path(entry.name).suffix in _KINDS
     }
-    pages = Environment(loader=PackageLoader("niss.ui", "assets"), autoescape=True, undefined=StrictUndefined)
     for path, name in _PAGES.items():
-        page = pages.get_template(f"{name}.html").render(page=name, version=__version__)
-        app.add_route(path, _always(HTMLResponse(page)))
+        app.add_route(path, _always(HTMLResponse(fill(f"{name}.html", {"page": name}))))
 
     @app.get("/assets/{name}")
     async def asset(name: str) -> Response:
@@ -160,7 +158,13 @@ def _serve_plans(app: FastAPI) -> None:
         async with turn:
             if await request.is_disconnected():
                 return Response(status_code=_NOBODY_WAITS)
-            return JSONResponse(await run_in_threadpool(answer, question))
+            return await run_in_threadpool(_planned, question)
+
+
+def _planned(question: PlanQuestion) -> Response:
+    answered = answer(question)
+    sent = {name: value for name, value in answered.items() if name != "chart"}
+    return JSONResponse(sent | {"html": fill("answer.html", answered)})
 
 
 def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
@@ -168,11 +172,13 @@ def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
 
     @app.get("/api/runs")
     def overview() -> Response:
-        return JSONResponse({"folder": str(folders.root), "runs": folders.overview(time.time())})
+        listed = {"folder": str(folders.root), "runs": folders.overview(time.time())}
+        return JSONResponse(listed | {"html": fill("list.html", listed)})
 
     @app.get("/api/run")
     def live(run: str) -> Response:
-        return JSONResponse(live_view(folders.find(run), run, time.time()))
+        view = live_view(folders.find(run), run, time.time())
+        return JSONResponse(view | {"html": fill("run.html", view | {"chart": view.pop("chart")})})
 
     @app.get("/report")
     def report(run: str) -> Response:

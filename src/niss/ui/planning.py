@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from niss.accounting import PlanQuestion
-from niss.accounting.plan_settings import run_arguments
 from niss.claims import printed_claim
 from niss.errors import ConfigError
-from niss.methods import look_of
-from niss.methods.look import SERIES, Look
-from niss.report.plan_chart import CURVES
+from niss.report.run_charts import plan_chart
+from niss.report.svg import in_two_widths
+from niss.simulation.config import settings_of_plan
+from niss.simulation.sections import MethodConfig
 
-# Of a curve on the page, in its units; looks give dashes in widths of the line.
-_LINE_WIDTH = 2.2
 # A longer carried run takes seconds, which is no longer "at once".
 MOST_ROUNDS = 1_000
+# The settings that `niss run` has a flag for; any other goes through --set.
+_FLAGS = {
+    "rounds": "--rounds",
+    "data.clients": "--clients",
+    "training.participants": "--participants",
+    "privacy.epsilon": "--epsilon",
+    "privacy.delta": "--delta",
+    "privacy.clip": "--clip",
+}
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
 _EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
 
@@ -47,7 +55,7 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
         "printed": {
             name: printed_claim(getattr(planned, name)) for name in _EPSILONS if hasattr(planned, name)
         },
-        "looks": {key: drawn(look_of(method)) for key, method in CURVES.items()},
+        "chart": in_two_widths(plan_chart(values)) if values.get("curve") or values["carry"] else "",
         "command": command(question),
         "python": python_lines(question),
     }
@@ -62,6 +70,26 @@ def command(question: PlanQuestion) -> str:
     return " ".join(["niss plan", *flags, "--json"])
 
 
+def run_arguments(values: Mapping[str, Any]) -> list[str]:
+    """The arguments of `niss run` that carry out a plan, each as it is typed."""
+    found, method = settings_of_plan(values)
+    arguments = []
+    for key, value in found.items():
+        text = _number(value)
+        arguments += [_FLAGS[key], text] if key in _FLAGS else ["--set", f"{key}={text}"]
+    for name, value in method.items():
+        if value != getattr(MethodConfig(), name):
+            arguments += ["--method" if name == "name" else f"--{name}", _number(value)]
+    return arguments
+
+
+def _number(value: object) -> str:
+    """As `niss run` reads it, to six digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def python_lines(question: PlanQuestion) -> str:
     """The Python lines that make this plan."""
     lines = "".join(f"    {name}={value!r},\n" for name, value in question.asked().items())
@@ -74,10 +102,3 @@ def python_lines(question: PlanQuestion) -> str:
 def _text(value: object) -> str:
     """As one would type it: a float that is whole without its `.0`."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def drawn(look: Look) -> dict[str, str]:
-    """The colour of the method in every figure, as the pages name it, and its dashes."""
-    colour = f"series-{SERIES.index(look.colour) + 1}" if look.colour in SERIES else "ink"
-    strokes = look.line[1] if isinstance(look.line, tuple) else ()
-    return {"colour": colour, "dash": " ".join(f"{_LINE_WIDTH * length:g}" for length in strokes)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +20,22 @@ from niss.files import LEDGER, MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_
 from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
-from niss.report.table import evenly_spaced, settings_of
-from niss.runs.folder import MethodResult, ReportInput, looks, read_report_input
-from niss.ui.planning import drawn
+from niss.report.run_charts import accuracy_chart
+from niss.report.svg import in_two_widths
+from niss.report.table import settings_of
+from niss.runs.folder import MethodResult, ReportInput, read_report_input
+from niss.ui.pages import duration
 
 # How many folders deep a run may lie below the root, and what tells its folder from any other.
 _DEPTH = 3
 _MARKS = (SUMMARY, MANIFEST, METRICS, ATTACK)
 # A round may take long; after this much silence a run counts as stopped.
 _SILENCE_SECONDS = 120.0
-# Points of a curve that are sent, and rounds over which the time of one is averaged.
-_MOST_POINTS = 400
+# Rounds over which the time of one is averaged.
 _LATEST_ROUNDS = 10
 # What was spent of a ledger of that size: its chain is verified again only when it has grown.
 _SPENT: dict[Path, tuple[int, str | None]] = {}
+_IN_WORDS = {"finished": "finished", "running": "in progress", "stopped": "stopped before its end"}
 _LATEST_NUMBERS = ("aggregate_variance", "aggregate_variance_predicted", "dropped")
 
 
@@ -130,7 +131,7 @@ def _summary(path: Path, silent: float) -> dict[str, Any]:
 
 
 def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
-    """How far the run in `path` has come: its state and, for each method, progress, latest numbers and curve.
+    """How far the run in `path` has come: its state and, for each method, progress and latest numbers; a chart.
 
     `name` is what the page calls it, `now` as in `RunFolders.overview`. Raises `RunFolderError` for a folder that
     cannot be read, such as one that is being written for the first time.
@@ -140,17 +141,16 @@ def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
     return {
         "name": name,
         "title": report.title,
-        "state": _state(report, silent),
+        "state": (state := _state(report, silent)),
+        "state_words": _IN_WORDS[state] + (f", silent for {duration(silent)}" if state == "stopped" else ""),
         "silent_seconds": silent,
         "rounds": report.rounds,
         "folder": str(path.resolve()),
         "resume": shlex.join(["niss", "run", "--resume", str(path.resolve())]),
         "settings": {name: value for name, value in settings_of(report).items() if value is not None},
         "target": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
-        "methods": [
-            {**_method(one, report.rounds), **drawn(look)}
-            for one, look in zip(report.methods, looks(report), strict=True)
-        ],
+        "methods": [_method(one, report.rounds) for one in report.methods],
+        "chart": in_two_widths(accuracy_chart(report)),
         "notes": list(report.notes),
     }
 
@@ -162,7 +162,6 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
     left = None if rounds is None or seconds is None or one.finished else seconds * (rounds - one.rounds_done)
     return {
         "label": one.label,
-        "unprotected": one.is_unprotected,
         "rounds_done": one.rounds_done,
         "accuracy": one.accuracy,
         "epsilon_spent": _spent(one),
@@ -171,7 +170,6 @@ def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
         "seconds_a_round": seconds,
         "seconds_left": left,
         "finished": one.finished,
-        "curve": evenly_spaced(one.evaluations, _MOST_POINTS),
     }
 
 
@@ -227,14 +225,11 @@ class ReportPages:
 
     def __init__(self) -> None:
         self._cache: dict[Path, tuple[float, str]] = {}
-        # matplotlib's settings belong to the process: one page at a time.
-        self._drawing = threading.Lock()
 
     def page(self, path: Path) -> str:
         """The report on the run in `path`; raises `RunFolderError` where it cannot be read."""
-        with self._drawing:
-            changed = last_change(path)
-            cached = self._cache.get(path)
-            if cached is None or cached[0] != changed:
-                cached = self._cache[path] = (changed, render_page(read_source(path)))
-            return cached[1]
+        changed = last_change(path)
+        cached = self._cache.get(path)
+        if cached is None or cached[0] != changed:
+            cached = self._cache[path] = (changed, render_page(read_source(path)))
+        return cached[1]

@@ -14,8 +14,8 @@ from niss.views.collusion import (
     worst_case,
 )
 from niss.views.joint import calibrate_tau2, effective_variance
+from niss.views.numerics import EXACT_LIMIT
 from niss.views.run import CompleteRun, RoundNoise, RunKnowledge, RunNoise, run_mu2
-from niss.views.spectrum import EXACT_LIMIT
 
 __all__ = [
     "EXACT_LIMIT",

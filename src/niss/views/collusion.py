@@ -26,7 +26,7 @@ cut off are covered: they would need members with little honest weight, or a gra
 is too sparse for its colluders there is no R_k, and the client's own noise is all that counts.
 
 The worst case is exact, not a bound, where all sets of colluders can be tried or are all alike (complete graphs), and
-where nobody colludes in a round of moderate size; in larger ones it is the bound of `niss.views.spectrum`.
+where nobody colludes in a round of moderate size; in larger ones it is the bound of `niss.views.numerics`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,23 @@ from scipy.sparse.csgraph import connected_components
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
-from niss.views.covariance import per_client, variances_among
-from niss.views.joint import effective_variance, least_tau2, received_variance, target_per_client
-from niss.views.numerics import hypergeometric_tails, poisson_quantile
-from niss.views.spectrum import EXACT_LIMIT, ConnectedBound, connected_bound, largest_eigenvalue, links
+from niss.mechanism.shares import per_client
+from niss.views.joint import (
+    effective_variance,
+    least_tau2,
+    received_variance,
+    target_per_client,
+    variances_among,
+)
+from niss.views.numerics import (
+    EXACT_LIMIT,
+    ConnectedBound,
+    connected_bound,
+    hypergeometric_tails,
+    largest_eigenvalue,
+    links,
+    poisson_quantile,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -11,33 +11,36 @@ with `L_H` the weighted Laplacian of the honest-honest edges. Moving one client'
     mu_k = Delta_k sqrt((Sigma_H^-1)_kk),    effective variance 1 / (Sigma_H^-1)_kk.
 
 A connected group of honest clients without residual noise has none: its uploads sum to the exact sum.
+
+`hidden_noise` builds the covariance over the clients that are honest and uploaded; what it is worth to each of them is
+`niss.views.numerics.conditional_variance`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import connected_components
 
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
-from niss.views.covariance import (
+from niss.mechanism.shares import per_client
+from niss.views.numerics import (
     DENSE_LIMIT,
-    HiddenNoise,
-    Knowledge,
-    client_mask,
     conditional_variance,
     conditional_variances,
-    hidden_noise,
-    hidden_noise_by_coordinate,
-    per_client,
-    require_dense,
+    find_root,
     sampled_variance,
 )
-from niss.views.numerics import find_root
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 # Stands for log(0) in a root search, which needs finite numbers.
 _NO_NOISE = -700.0
@@ -45,6 +48,137 @@ _NO_NOISE = -700.0
 _FEW, _SMALL = 16, 200
 # Factors per coordinate: small graphs are treated many coordinates at a time.
 _STACKED, _BLOCK = 100, 256
+
+
+@dataclass(frozen=True)
+class HiddenNoise:
+    """The noise of the honest uploads that the adversary does not know, per coordinate.
+
+    kept        the clients that are honest and uploaded, in ascending order
+    covariance  of their noise, in that order
+    exposed     which of them are in a connected group without any fresh noise: its uploads add up exactly
+    """
+
+    kept: IntArray
+    covariance: csr_array
+    exposed: BoolArray
+
+
+class Knowledge(NamedTuple):
+    """What the adversary holds besides all uploads.
+
+    colluders  clients that tell it all they know; edges that touch one are known
+    dropped    clients that never uploaded; nobody knows their edges, which stay on the diagonal
+    revealed   pairs of clients whose shared seeds it was given; edges between them, either way, are known
+    """
+
+    colluders: Collection[int] = ()
+    dropped: Collection[int] = ()
+    revealed: Collection[tuple[int, int]] = ()
+
+
+NOTHING = Knowledge()
+
+
+def hidden_noise(
+    graph: ShareGraph,
+    known: Knowledge = NOTHING,
+    *,
+    unit_variance: float,
+    residual: FloatArray,
+    scales: FloatArray | None = None,
+) -> HiddenNoise:
+    """Sigma_H = sigma^2 L_H + diag(residual) over the edges that nobody dishonest knows.
+
+    With `scales` an edge contributes c (e_a - s e_b)(e_a - s e_b)^T instead of c (e_a - e_b)(e_a - e_b)^T.
+    """
+    unknown, kept = _unknown_edges(graph, known)
+    if unit_variance == 0.0:
+        unknown[:] = False
+    senders, receivers = graph.senders[unknown], graph.receivers[unknown]
+    weights = unit_variance * graph.weights[unknown]
+    factors = np.ones(weights.size) if scales is None else scales[unknown]
+    everyone = np.arange(graph.size)
+    rows = np.concatenate([senders, receivers, senders, receivers, everyone])
+    columns = np.concatenate([senders, receivers, receivers, senders, everyone])
+    crossed = -weights * factors
+    values = np.concatenate([weights, weights * factors**2, crossed, crossed, residual])
+    whole = csr_array(coo_array((values, (rows, columns)), shape=(graph.size, graph.size)))
+    grounded = (residual > 0.0) | client_mask(known.dropped, graph.size, "dropped")
+    exposed = _without_fresh_noise(graph.size, senders, receivers, grounded)
+    return HiddenNoise(kept, csr_array(whole[kept][:, kept]), exposed[kept])
+
+
+def hidden_noise_by_coordinate(
+    graph: ShareGraph, known: Knowledge, *, unit_variance: float, residual: FloatArray, scales: FloatArray
+) -> FloatArray:
+    """The same covariance for many coordinates at once: scales (edges x B) give B dense matrices."""
+    unknown, kept = _unknown_edges(graph, known)
+    senders, receivers, factors = graph.senders[unknown], graph.receivers[unknown], scales[unknown]
+    weights = (unit_variance * graph.weights[unknown])[:, None]
+    matrices = np.zeros((graph.size, graph.size, scales.shape[1]))
+    np.add.at(matrices, (senders, receivers), -weights * factors)
+    matrices += matrices.transpose(1, 0, 2)
+    everyone = np.arange(graph.size)
+    matrices[everyone, everyone] += residual[:, None]
+    np.add.at(matrices, (senders, senders), np.broadcast_to(weights, factors.shape))
+    np.add.at(matrices, (receivers, receivers), weights * factors**2)
+    return np.ascontiguousarray(matrices[np.ix_(kept, kept)].transpose(2, 0, 1))
+
+
+def _unknown_edges(graph: ShareGraph, known: Knowledge) -> tuple[BoolArray, IntArray]:
+    """The edges that the adversary does not know, and the clients that are honest and uploaded."""
+    colluding = client_mask(known.colluders, graph.size, "colluders")
+    missing = client_mask(known.dropped, graph.size, "dropped")
+    pairs = np.array([(a, b) for a, b in known.revealed], dtype=np.int64).reshape(-1, 2)
+    if pairs.size and (pairs.min() < 0 or pairs.max() >= graph.size):
+        raise ConfigError(f"clients are numbered 0 to {graph.size - 1}", field="revealed")
+    codes = np.concatenate([pairs @ [graph.size, 1], pairs @ [1, graph.size]])
+    told = np.isin(graph.senders * graph.size + graph.receivers, codes)
+    unknown = ~(colluding[graph.senders] | colluding[graph.receivers] | told)
+    return unknown, np.flatnonzero(~colluding & ~missing)
+
+
+def client_mask(clients: Collection[int], size: int, field: str) -> BoolArray:
+    """True at the clients named."""
+    mask = np.zeros(size, dtype=bool)
+    for client in clients:
+        if not 0 <= client < size:
+            raise ConfigError(f"client {client} is not in the graph (0 to {size - 1})", field=field)
+        mask[client] = True
+    return mask
+
+
+def _groups(size: int, senders: IntArray, receivers: IntArray) -> IntArray:
+    """By client, the number of the connected group that it is in."""
+    links = coo_array((np.ones(senders.size), (senders, receivers)), shape=(size, size))
+    return np.asarray(connected_components(links, directed=False)[1], dtype=np.int64)
+
+
+def _without_fresh_noise(size: int, senders: IntArray, receivers: IntArray, grounded: BoolArray) -> BoolArray:
+    """Clients in a connected group that has neither residual noise nor a dropped member."""
+    group = _groups(size, senders, receivers)
+    covered = np.zeros(group.max() + 1, dtype=bool)
+    covered[group[grounded]] = True
+    return np.asarray(~covered[group])
+
+
+def variances_among(
+    links: FloatArray, kept: IntArray, *, unit_variance: float, residual: FloatArray
+) -> FloatArray:
+    """Effective variances against many sets of colluders at once.
+
+    links     A: weights between any two clients, both directions added
+    kept      the honest clients with each set, a row for each (B x h)
+    residual  of all clients, above 0
+
+    `Sigma_H = sigma^2 (D_H - A_H) + diag(residual)`, A_H the rows and columns of the honest and D_H its row sums.
+    """
+    within = unit_variance * links[kept[:, :, None], kept[:, None, :]]
+    own = np.arange(kept.shape[1])
+    covariances = -within
+    covariances[:, own, own] += within.sum(axis=2) + residual[kept]
+    return conditional_variances(covariances)
 
 
 def effective_variance(
@@ -208,7 +342,7 @@ def _variance(
             rows = np.searchsorted(solid, wanted)
             whole[wanted] = sampled_variance(part, rows, least_residual=least)
         return whole[places]
-    require_dense(size)
+    _require_dense(size)
     if solid.size:
         whole[solid] = conditional_variance(part.toarray(order="F"))
     return whole if places is None else whole[places]
@@ -237,3 +371,13 @@ def _scales(graph: ShareGraph, scales: ArrayLike | None) -> FloatArray | None:
             field="scales",
         )
     return None if np.all(factors == 1.0) else factors
+
+
+def _require_dense(size: int) -> None:
+    """Refuse a matrix too large to invert whole, saying what to do."""
+    if size > DENSE_LIMIT:
+        raise ConfigError(
+            f"{size} clients are too many for the whole matrix",
+            field="clients",
+            hint="name the clients to compute, for example clients=range(10)",
+        )

@@ -32,14 +32,14 @@ from scipy.sparse.linalg import cg
 from niss.checks import BOUNDS, require_real
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
-from niss.views.covariance import Knowledge, hidden_noise, per_client
+from niss.mechanism.shares import per_client
+from niss.views.joint import Knowledge, hidden_noise
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 # Up to here the whole matrix is factored (300 MB); beyond, each client is solved for by itself.
 DENSE_VERTICES = 6_000
-# Rounding in the dot products of a bound, relative to the result.
 
 Vertex = tuple[int, int]
 
@@ -172,37 +172,23 @@ def run_mu2(
         revealed=[(run.vertex(a, "revealed"), run.vertex(b, "revealed")) for a, b in known.revealed],
     )
     hidden = hidden_noise(run.graph, places, unit_variance=1.0, residual=run.residual)
-    owners: dict[int, list[int]] = {}
-    vertices = list(run.places)
-    for row, place in enumerate(hidden.kept.tolist()):
-        owners.setdefault(vertices[place][0], []).append(row)
-    wanted = sorted(owners) if clients is None else list(clients)
-    for client in wanted:
-        if client not in owners:
-            raise ConfigError(
-                f"client {client} is not among the honest clients that uploaded", field="clients"
-            )
-    rounds = np.array([vertices[place][1] for place in hidden.kept.tolist()], dtype=np.int64)
-    bare = {
-        client
-        for client in wanted
-        if np.any(hidden.exposed[owners[client]] & (shift[rounds[owners[client]]] > 0))
-    }
+    owners, rounds = np.array(list(run.places), dtype=np.int64).reshape(-1, 2)[hidden.kept].T
+    wanted = np.unique(owners) if clients is None else np.asarray(clients, dtype=np.int64)
+    unknown = np.setdiff1d(wanted, owners)
+    if unknown.size:
+        raise ConfigError(
+            f"client {unknown[0]} is not among the honest clients that uploaded", field="clients"
+        )
+    moves = np.where(owners[:, None] == wanted, shift[rounds][:, None], 0.0)
+    covered = ~np.any(moves[hidden.exposed] > 0.0, axis=0)
     solid = np.flatnonzero(~hidden.exposed)
-    rows = {int(row): place for place, row in enumerate(solid)}
-    covered = [client for client in wanted if client not in bare]
-    moves = np.zeros((solid.size, len(covered)))
-    for column, client in enumerate(covered):
-        for row in owners[client]:
-            if row in rows:
-                moves[rows[row], column] = shift[rounds[row]]
-    covariance = csr_array(hidden.covariance[solid][:, solid])
+    covariance, moves = csr_array(hidden.covariance[solid][:, solid]), moves[np.ix_(solid, covered)]
+    values = np.full(wanted.size, math.inf)
     if solid.size <= DENSE_VERTICES:
-        values = _exact_forms(covariance, moves)
+        values[covered] = _exact_forms(covariance, moves)
     else:
-        values = _bounded_forms(covariance, moves, run.residual[hidden.kept[solid]])
-    found = dict(zip(covered, values.tolist(), strict=True))
-    return {client: found.get(client, math.inf) for client in wanted}
+        values[covered] = _bounded_forms(covariance, moves, run.residual[hidden.kept[solid]])
+    return dict(zip(wanted.tolist(), values.tolist(), strict=True))
 
 
 def _exact_forms(covariance: csr_array, moves: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ how near an attacker comes to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -20,11 +20,11 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
+from niss.mechanism.shares import per_client
 from niss.randomness import SimStream
 from niss.views.collusion import Corruption, WorstCase, known_neighbours
-from niss.views.covariance import per_client
 from niss.views.joint import effective_variance, target_per_client
-from niss.views.spectrum import links
+from niss.views.numerics import links
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -50,19 +50,11 @@ def search_colluders(
     unit_variance: float,
     residual_variance: ArrayLike,
     target_variance: ArrayLike,
-    known: Sequence[WorstCase] = (),
 ) -> WorstCase:
-    """The worst set of colluders that a search finds; the arguments are those of `worst_case`.
-
-    `known` opponents, of an earlier search on the same graph, are tried first, so that nothing found is lost again.
-    """
+    """The worst set of colluders that a search finds; the arguments are those of `worst_case`."""
     residual = per_client(residual_variance, graph.size, "residual_variance")
     target = target_per_client(target_variance, graph.size)
-    search = _Search(graph, corruption, unit_variance, residual, target)
-    found = [search.confirmed(opponent) for opponent in known]
-    if corruption.removed:
-        found.append(search.guided(corruption.removed))
-    return min(found, key=_by_ratio)
+    return _Search(graph, corruption, unit_variance, residual, target).guided(corruption.removed)
 
 
 class _Search:

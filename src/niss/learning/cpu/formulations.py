@@ -27,8 +27,7 @@ from torch.nn import functional
 
 from niss.learning.clipped import ClippedStep, clipped_mlp_step
 from niss.learning.cohort import BatchTable, Job, Problem, Work
-from niss.learning.flat import FlatLayout
-from niss.learning.local import LocalTraining, batch_order, sgd_step, velocity_like
+from niss.learning.local import FlatLayout, LocalTraining, batch_order, sgd_step, velocity_like
 
 # Weights of one group: what stays in the cache of a core. Half or twice as much costs a few percent.
 GROUP_BYTES = 6 * 2**20

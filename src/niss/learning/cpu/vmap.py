@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps
 from niss.learning.cohort import Job, Problem, Work
 from niss.learning.cpu.formulations import GroupLoop, group_batches
-from niss.learning.flat import FlatLayout
 from niss.learning.local import (
+    FlatLayout,
     in_mode,
     mean_loss,
     require_logits,

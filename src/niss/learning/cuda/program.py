@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from niss.learning.cohort import BatchTable, Job, Problem
-from niss.learning.flat import FlatLayout
-from niss.learning.local import LocalTraining, batch_statistics_layers, in_mode, sample_losses
+from niss.learning.local import FlatLayout, LocalTraining, batch_statistics_layers, in_mode, sample_losses
 from niss.learning.models import Mlp
 from niss.learning.stackable import as_function
 from niss.randomness import SimStream

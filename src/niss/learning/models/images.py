@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from niss.errors import ConfigError
-from niss.learning.flat import FlatLayout
+from niss.learning.local import FlatLayout
 
 # Channels that are normalised together in `resnet`.
 NORM_GROUP = 4

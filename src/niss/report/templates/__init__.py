@@ -1,7 +1,7 @@
 """The templates of the page, filled in by jinja2.
 
-Whatever is put into one is escaped, unless it is `Markup`, and only our own code makes that: the drawings of
-matplotlib, after they passed through an XML parser, and templates that were filled in before.
+Whatever is put into one is escaped, unless it is `Markup`, and only our own code makes that: drawings, whose texts are
+escaped one by one, and templates that were filled in before.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @cache
-def _environment() -> Environment:
-    """Escapes in every template, whatever its name, and refuses names that are not defined."""
+def environment(room: str, folder: str = "templates") -> Environment:
+    """Templates of a folder; it escapes in every one, whatever its name, and refuses names that are not defined."""
     # Takes as long to load as the rest of this room together.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("niss.report"),
+        loader=PackageLoader(room, folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -39,4 +39,4 @@ def _prose(text: str) -> str:
 
 def render(template: str, **values: Any) -> Markup:
     """Fill in a template of this folder; a name that it uses and `values` lacks is an error."""
-    return Markup(_environment().get_template(template).render(values))
+    return Markup(environment("niss.report").get_template(template).render(values))

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from niss.errors import ConfigError
-from niss.mechanism.adaptive import bit_weight, room, was_short
+from niss.mechanism.clipping import bit_weight, room, was_short
 from niss.mechanism.shares import Common, Distortion, Edges, distortion_named
 from niss.randomness import SimStream
 from niss.simulation.uploads import Clipping, HostUploads, IntArray, Rows, Seats

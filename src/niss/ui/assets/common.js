@@ -1,14 +1,6 @@
-// What all pages share: asking the server, showing faults, and writing numbers.
+// What all pages share: asking the server, showing its faults and what it drew.
 
-export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === true) made.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, String(value));
-  }
-  made.append(...children);
-  return made;
-}
+export const byId = (id) => document.getElementById(id);
 
 export class Fault extends Error {
   constructor(message, hint) {
@@ -37,28 +29,44 @@ export async function ask(path, signal) {
 }
 
 export function showFault(fault) {
-  const box = document.getElementById("fault");
-  box.hidden = fault === null;
-  document.getElementById("fault-message").textContent = fault === null ? "" : fault.message;
-  document.getElementById("fault-hint").textContent = fault === null ? "" : fault.hint || "";
+  byId("fault").hidden = fault === null;
+  byId("fault-message").textContent = fault?.message ?? "";
+  byId("fault-hint").textContent = fault?.hint ?? "";
 }
 
-export function digits(value, count = 3) {
-  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size >= 1e5 || size < 1e-3) return value.toExponential(count - 1).replace(/\.?0+e/, "e").replace("e+", "e");
-  return String(Number(value.toPrecision(Math.max(count, Math.ceil(Math.log10(size))))));
+// Asks again and again, and shows the page's part of the answer; `pause` says in milliseconds for how long it holds, null: for good.
+export async function follow(path, part, pause) {
+  let wait = 5000;
+  if (!document.hidden) {
+    try {
+      const answer = await ask(path);
+      showFault(null);
+      // Without a change nothing is replaced, so that what is being read, and the keyboard's focus, stay.
+      if (answer.html !== part.shown && !part.contains(document.activeElement)) part.innerHTML = part.shown = answer.html;
+      wait = pause(answer);
+    } catch (fault) {
+      showFault(fault);
+    }
+  }
+  if (wait !== null) setTimeout(() => follow(path, part, pause), wait);
 }
 
-export function percent(value) {
-  return value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`;
-}
-
-export function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
-  return `${Math.round(seconds / 86400)} days`;
+// Charts are read under the pointer or, where they have the focus, with the arrow keys.
+export function readCharts() {
+  const read = (chart, band) => {
+    for (const other of chart.querySelectorAll(".read")) other.classList.remove("read");
+    band?.classList.add("read");
+    const texts = band ? [...band.querySelectorAll("text")].map((text) => text.textContent) : [];
+    chart.querySelector("[aria-live]").textContent = texts.join(", ");
+  };
+  document.addEventListener("focusout", (event) => event.target.matches(".frame") && read(event.target, null));
+  document.addEventListener("keydown", (event) => {
+    const chart = event.target;
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    const bands = [...chart.querySelectorAll(".frame .band")].filter((band) => band.checkVisibility());
+    if (move === undefined || !chart.matches(".frame") || !bands.length) return;
+    event.preventDefault();
+    const now = bands.findIndex((band) => band.classList.contains("read"));
+    read(chart, bands[Math.min(bands.length - 1, Math.max(0, (now < 0 && move < 0 ? bands.length : now) + move))]);
+  });
 }

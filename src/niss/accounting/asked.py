@@ -1,0 +1,277 @@
+"""What a person asks for: the parts of a plan, and the question that a planner is asked.
+
+Types, defaults, ranges and meaning stand here and nowhere else. `Plan` is made of the four parts, and so are sections
+of a simulation's settings; flags, query parameters, keys of `run_config` and the reference are made from the fields
+(`niss.settings`). Nothing heavy is loaded for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge
+from typing_extensions import Doc
+
+from niss.errors import ConfigError
+from niss.settings import (
+    Count,
+    NotNegative,
+    OneOf,
+    Positive,
+    Probability,
+    Share,
+    Whole,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from niss.accounting.forecasts import CarriedForecast, PlanForecast
+
+Relation = Literal["zero-out", "replace-one"]
+Pattern = Literal["cyclic", "any"]
+Mode = Annotated[Literal["tolerate", "repair"], Doc("What happens to the noise of clients that drop out.")]
+Dropout = Annotated[Share, Doc("Probability with which each participant drops out of a round.")]
+
+# What has no meaning where noise is carried, and why; and what has none elsewhere.
+_WITHIN_A_ROUND = {
+    "neighbours": "the plan is for rounds in which everyone shares noise with everyone",
+    "participations": "it follows from rounds, clients and participants",
+    "tau2": "what a carried run promises depends on all of its rounds",
+}
+_ACROSS_ROUNDS = (
+    "clients", "pattern", "separation", "closing", "carried_to_residual", "declared_dropped", "goal",
+)  # fmt: skip
+
+
+def method_names() -> Iterable[str]:
+    """The methods that are registered."""
+    from niss.methods import METHODS
+
+    return METHODS
+
+
+def _distortion_names() -> Iterable[str]:
+    from niss.methods import DISTORTIONS
+
+    return DISTORTIONS
+
+
+def _graph_names() -> Iterable[str]:
+    from niss.graph import GRAPHS
+
+    return GRAPHS
+
+
+@settings
+class Target:
+    """What every client is promised."""
+
+    unit: Annotated[
+        Literal["client", "record", "nbafl"],
+        Doc(
+            "What is hidden: a whole `client`, one `record`; `nbafl` is the paper's heuristic and promises nothing."
+        ),
+    ] = "client"
+    relation: Annotated[
+        Relation, Doc("Neighbouring inputs of the client unit: its update becomes zero, or any other.")
+    ] = "zero-out"
+    clip: Annotated[
+        Positive,
+        Doc(
+            "L2 bound on an update (`client`) or on a sample's gradient (`record`); on single entries with `nbafl`."
+        ),
+    ] = 0.5
+    epsilon: Annotated[
+        Positive | tuple[Positive, ...], Doc("The target of every client, or one for each client.")
+    ] = 3.0
+    delta: Annotated[Probability, Doc("The target of every client.")] = 1e-5
+    mechanism: Annotated[
+        Literal["analytic", "classical"],
+        Doc("`analytic` is exact. `classical` is proved for epsilon < 1 only."),
+    ] = "analytic"
+    allow_invalid: Annotated[
+        bool, Doc("Allow `classical` where it is not proved; the run then promises nothing.")
+    ] = False
+
+
+@settings
+class Sharing:
+    """Who shares noise with whom, and what becomes of it."""
+
+    neighbours: Annotated[
+        Annotated[float, Ge(1)],
+        Doc("Unit shares each client sends; those that need more noise send more, in proportion."),
+    ] = 10.0
+    graph: Annotated[
+        str,
+        OneOf(_graph_names),
+        Doc("Who shares with whom: balanced and random, everyone, a plain random list, or within groups."),
+    ] = "regular"
+    groups: Annotated[
+        tuple[tuple[int, ...], ...], Doc("The clients of each group of a coalition graph.")
+    ] = ()
+    distortion: Annotated[
+        str,
+        OneOf(_distortion_names),
+        Doc(
+            "How received shares are changed: `additive` (fresh noise), or by a factor for each share (`scalar`, the "
+            "paper's letter) or coordinate."
+        ),
+    ] = "additive"
+
+
+@settings
+class Horizon:
+    """How many rounds there are, and how often one client takes part in them."""
+
+    participations: Annotated[
+        Count, Doc("Rounds of a client over which the target is composed; 1: per round.")
+    ] = 1
+    horizon: Annotated[
+        Count | None,
+        Doc(
+            "Rounds of the whole run, to which methods that plan their noise for all of it are committed; none: "
+            "`participations` times `separation`."
+        ),
+    ] = None
+    separation: Annotated[
+        Count, Doc("A client that takes part in round t stays out until round t + separation.")
+    ] = 1
+    pattern: Annotated[
+        Pattern, Doc("Rounds of a client are exactly (`cyclic`) or at least (`any`) the separation apart.")
+    ] = "cyclic"
+    participants: Annotated[
+        Count | None,
+        Doc("Of every round, where noise is carried from one to the next; none: those of the first."),
+    ] = None
+    attempts: Annotated[
+        Count, Doc("Most times a round may be tried again; each attempt may fail its collusion bound.")
+    ] = 1
+    chain_rounds: Annotated[
+        Count | None,
+        Doc(
+            "Rounds of all beacon chains among which a server could choose: each of their graphs may fail the bound, "
+            "shown or not; none: no more than the run has."
+        ),
+    ] = None
+
+
+@settings
+class Trust:
+    """Who may turn out to be dishonest, or not there."""
+
+    colluders: Annotated[
+        Whole,
+        Doc(
+            "Participants of a round that are assumed to tell the server all they know, fixed before the beacon; in a "
+            "coalition graph, in each group."
+        ),
+    ] = 0
+    revealed: Annotated[Whole, Doc("Most edges of one client that a repair may reveal.")] = 0
+    dropped: Annotated[Whole, Doc("Most clients that a repaired round may lose.")] = 0
+    committee: Annotated[Count | None, Doc("Members that repair a round; none: all its participants.")] = None
+
+
+@settings
+class PlanQuestion:
+    """The round, what every client is promised, and what may go wrong.
+
+    Of a run that carries noise Python can also ask:
+
+    separation           rounds from one participation of a client to its next; None: as many as all clients fill
+    closing              one more round without data, as in `Committed`
+    carried_to_residual  w / r; None: the best
+    declared_dropped     most clients of a round that may be called dropped in a repair; None: more drop out in one
+                         round of a million; 0: carried shares are not repaired
+    goal                 least noise on average over the rounds (`mean`) or in the last model (`final`)
+    """
+
+    participants: Annotated[Annotated[int, Ge(2)], Doc("Clients in a round.")]
+    neighbours: Annotated[Annotated[float, Ge(1)] | None, Doc("Unit shares each sends; none: enough.")] = None
+    clip: Annotated[Positive, Doc("L2 bound on a client's update.")] = 1.0
+    epsilon: Annotated[Positive, Doc("Target over all participations.")] = 3.0
+    delta: Annotated[Probability, Doc("Target over all participations.")] = 1e-5
+    rounds: Annotated[Count | None, Doc("Rounds of the whole training.")] = None
+    participations: Annotated[Count | None, Doc("Rounds one client takes part in; none: all.")] = None
+    collusion: Annotated[Share, Doc("Share of participants that collude with the server.")] = 0.0
+    dropout: Dropout = 0.0
+    mode: Mode = "tolerate"
+    kappa: Annotated[Positive | None, Doc("Strength of the shares; none: the cheapest.")] = None
+    tau2: Annotated[NotNegative | None, Doc("Ask what this distortion promises.")] = None
+    relation: Annotated[Relation, Doc("Neighbouring updates.")] = "zero-out"
+    parameters: Annotated[
+        Count | None, Doc("Size of the model: say whether it can learn anything under this noise.")
+    ] = None
+    carry: Annotated[bool, Doc("Carry noise shares to the next round, where they are taken out again.")] = (
+        False
+    )
+    clients: Annotated[
+        Count | None, Doc("All clients, where noise is carried; rounds are filled from them in turn.")
+    ] = None
+    pattern: Annotated[
+        Pattern,
+        Doc("How clients come back, where noise is carried: in fixed cohorts, or at least so far apart."),
+    ] = "cyclic"
+
+    # What Python alone can ask of a run that carries noise.
+    separation: Count | None = None
+    closing: bool = False
+    carried_to_residual: NotNegative | None = None
+    declared_dropped: Whole | None = None
+    goal: Literal["mean", "final"] = "mean"
+
+    def __post_init__(self) -> None:
+        usual = {one.name: one.default for one in fields(PlanQuestion)}
+        foreign = _WITHIN_A_ROUND if self.carry else dict.fromkeys(_ACROSS_ROUNDS, "")
+        for name, reason in foreign.items():
+            if getattr(self, name) != usual[name]:
+                raise ConfigError(
+                    f"does not go with carried shares: {reason}"
+                    if self.carry
+                    else "belongs to carried shares",
+                    field=name,
+                    hint="leave it out" if self.carry else "carry shares too, or leave it out",
+                )
+        for name in ("clients", "rounds") if self.carry else ():
+            if getattr(self, name) is None:
+                raise ConfigError(
+                    "is missing, and carried shares need it",
+                    field=name,
+                    hint="for example 100 rounds, 1000 clients",
+                )
+        if self.rounds is not None and self.participations is not None and self.participations > self.rounds:
+            raise ConfigError(
+                f"{self.participations} participations do not fit into {self.rounds} rounds",
+                field="participations",
+                hint="raise the rounds or lower the participations",
+            )
+
+    def asked(self) -> dict[str, Any]:
+        """What differs from the defaults, by name."""
+        return {
+            one.name: getattr(self, one.name)
+            for one in fields(PlanQuestion)
+            if getattr(self, one.name) != one.default
+        }
+
+    def forecast(
+        self, *, search: bool = False, progress: Callable[[str], None] | None = None
+    ) -> PlanForecast | CarriedForecast:
+        """The cheapest plan, and what it costs; `search` and `progress` as in `niss.accounting.forecast`."""
+        from niss.accounting.planner import forecast
+
+        planned: PlanForecast | CarriedForecast = forecast(search=search, progress=progress, **self.asked())
+        return planned
+
+    def to_json(self, planned: PlanForecast | CarriedForecast) -> dict[str, Any]:
+        """The plan as `niss plan --json` prints it: the question, its answer and, for a model, the outlook."""
+        from niss.accounting.judgement import judge_plan
+
+        names = ("carry", "rounds", "dropout", "clip", "relation")
+        values = {name: getattr(self, name) for name in names} | planned.to_json()
+        if self.parameters is not None:
+            judged = judge_plan(planned, parameters=self.parameters, rounds=self.rounds, clip=self.clip)
+            values["outlook"] = judged.to_json()
+        return values

@@ -1,0 +1,269 @@
+"""What a run, a ledger or a plan shows as charts (`niss.charts`): accuracy, noise, spending, and the planner's curves.
+
+What is spent jumps when a round is charged, so ledgers are drawn in steps, and every epsilon is printed rounded up:
+a chart must not promise more than the ledger.
+
+Stronger shares need less distortion, so less noise is left in the sum by design; where clients drop out, more of their
+shares stays uncancelled. Unless kappa was given, the plan takes the least kappa that comes close to the lowest point
+of the curve: stronger shares gain little and make every unforeseen dropout cost more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from niss.charts import Chart, Curves, Mark, Rows, Series, cut_range, marked, numbered, points, short
+from niss.claims import rounded_up
+from niss.errors import ConfigError
+from niss.files import write_output
+from niss.methods import look_of
+from niss.methods.look import DOTTED, INK, QUIET, SERIES, Look
+from niss.report.table import format_variance
+from niss.runs.folder import MethodResult, ReportInput, looks
+
+if TYPE_CHECKING:
+    from niss.accounting import LedgerFile
+    from niss.report.ledger import ClientRow, Spending
+
+# Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
+ROUNDING = 1e-9
+# Of a run, the part after the first third decides which accuracies the axis shows.
+_SETTLED = 3
+_WORST, _MEDIAN = Look(SERIES[1], ""), Look(SERIES[0], "", DOTTED)
+# The method that leaves the noise of each curve over the rounds; no method reaches the best correlated noise.
+_OVER_ROUNDS = {
+    "noise_central": ("trusted server, fresh noise", "central-dp"),
+    "noise": ("carried shares, nobody trusted", "niss-carried"),
+    "noise_banded": ("trusted server, BandMF", "central-mf"),
+    "noise_best": ("trusted server, best correlated noise", None),
+}
+# Where ideal secure aggregation needs hardly more than a trusted server, their lines would lie on each other.
+_NOTICEABLY_MORE = 1.25
+
+
+def save_charts(path: Path, charts: Sequence[Chart]) -> Path:
+    """Draw into a .png or .svg file, by its extension, and return `path`; `ConfigError` for any other."""
+    kind = path.suffix.lower()
+    if kind == ".svg":
+        from niss.report.svg import file_svg
+
+        return write_output(path, file_svg(charts).encode())
+    if kind != ".png":
+        raise ConfigError(
+            f"{path.name!r} ends in neither .png nor .svg", field="--plot", hint="for example chart.png"
+        )
+    from niss.figures import CHART_STYLE, draw_sheet, png
+
+    return write_output(path, png(draw_sheet(charts, []), style=CHART_STYLE))
+
+
+def accuracy_chart(report: ReportInput) -> Curves:
+    """One curve for each method that has been evaluated, named at its end with its last accuracy.
+
+    The axis of rounds reaches to the last round planned, so that an unfinished run shows what is missing; that of
+    accuracy is cut to where the curves differ, from somewhat below the least settled accuracy to a little above the
+    best, and names those that end below it.
+    """
+    series = [
+        Series(
+            _name(method), look, [(float(number), value) for number, value in method.evaluations], marks=True
+        )
+        for method, look in zip(report.methods, looks(report), strict=True)
+        if method.evaluations
+    ]
+    settled = [[value for _, value in one.points[len(one.points) // _SETTLED :]] for one in series]
+    low, high, _ = cut_range(settled)
+    room = max(0.25 * (high - low), 0.02)
+    done = max((method.rounds_done for method in report.methods), default=0)
+    return Curves(
+        title="Test accuracy by round",
+        across="Round",
+        up="Test accuracy (%)",
+        series=series,
+        head="Round",
+        least=max(0.0, low - 2 * room),
+        most=min(1.0, high + 0.4 * room),
+        start=0.0,
+        end=float(max(done, report.rounds or 1)),
+        values="percent",
+        ends=True,
+        empty="No evaluation yet",
+    )
+
+
+def _name(method: MethodResult) -> str:
+    return marked(short(method.label), protected=not method.is_unprotected)
+
+
+def noise_chart(report: ReportInput) -> Rows:
+    """A bar for each method's measured variance on a logarithmic axis, and a mark at the predicted one.
+
+    Where noise cancels exactly only rounding is left, many powers of ten below the rest (see `ROUNDING`): it is
+    written out instead of drawn, and so is that a method adds none.
+    """
+    found = [(one.aggregate_variance, one.aggregate_variance_predicted) for one in report.methods]
+    least = ROUNDING * max((value for pair in found for value in pair if value), default=0.0)
+    rows, notes = [], []
+    for method, look, pair in zip(report.methods, looks(report), found, strict=True):
+        kinds = (("measured", look), ("predicted", Look(INK, "|")))
+        marks = [
+            Mark(name, mark, value, format_variance(value), bar=name == "measured")
+            for (name, mark), value in zip(kinds, pair, strict=True)
+            if value and value > least
+        ]
+        rows.append((method.label, marks))
+        notes.append(format_variance(pair[0]) if marks else _no_bar(method))
+    return Rows(
+        title="Noise variance left in the aggregate, by method",
+        across="Noise variance in the aggregated update (log scale)",
+        rows=rows,
+        log=True,
+        notes=tuple(notes),
+    )
+
+
+def _no_bar(method: MethodResult) -> str:
+    if method.aggregate_variance is None and not method.finished:
+        return "not measured yet"
+    measured = method.aggregate_variance
+    return f"none beyond rounding ({format_variance(measured)})" if measured else "none"
+
+
+def spending_charts(spendings: Sequence[Spending]) -> list[Curves]:
+    """Epsilon of the clients over the rounds, a chart for each method, all on the same axes.
+
+    Few clients have a line each; of many the spread between least and most is filled. Median and most are taken in each
+    round by itself, so they need not follow one client.
+    """
+    highest = max((max(float(one.most[-1]), one.budget or 0.0) for one in spendings), default=1.0)
+    last = max((one.rounds[-1] for one in spendings), default=1)
+    charts = []
+    for one in spendings:
+        series = [
+            Series("each client", Look(QUIET, ""), points(one.rounds, line), thin=True) for line in one.lines
+        ]
+        if not one.lines:
+            spread = list(zip(one.least.tolist(), one.most.tolist(), strict=True))
+            area = Look(SERIES[0], "")
+            median = points(one.rounds, one.median)
+            series.append(Series("all clients", area, median, line=False, spread=spread, thin=True))
+        series.append(Series("median client", _MEDIAN, points(one.rounds, one.median)))
+        series.append(Series("worst-off client", _WORST, points(one.rounds, one.most)))
+        charts.append(
+            Curves(
+                title=f"{short(one.label)}: ε {rounded_up(float(one.most[-1]))} spent at most",
+                across="Round",
+                up="ε spent",
+                series=series,
+                levels={} if one.budget is None else {f"budget of {rounded_up(one.budget)}": one.budget},
+                head="Round",
+                least=0.0,
+                most=1.15 * highest or 1.0,
+                start=0.0,
+                end=float(last),
+                step=True,
+                values="claim",
+            )
+        )
+    return charts
+
+
+def ledger_charts(ledgers: Sequence[tuple[str, LedgerFile]]) -> list[Curves]:
+    """Of each (label, ledger) the worst-off and the median client, below the claim of the worst-off."""
+    from niss.report.ledger import client_rows
+
+    last = max((entry.round for _, ledger in ledgers for entry in ledger.entries), default=0)
+    # Half a round more, so that the step of the last round is seen.
+    end = max(last, 1) + 0.5
+    return [_ledger_chart(label, ledger, client_rows(ledger), end) for label, ledger in ledgers]
+
+
+def _ledger_chart(label: str, ledger: LedgerFile, rows: Sequence[ClientRow], end: float) -> Curves:
+    """Two clients and the claim of the worst-off, or the reason why there is nothing to draw.
+
+    The median client is the one in the middle of `rows`, which are sorted, so both curves are those of real clients.
+    """
+    from niss.report.ledger import spending
+
+    series, levels = [], {}
+    # The worst-off client, the first, must have spent a finite epsilon.
+    if rows and rows[0].participations > 0 and rows[0].epsilon_spent is not None:
+        for row, name, look in ((rows[0], "worst-off", _WORST), (rows[len(rows) // 2], "median", _MEDIAN)):
+            steps = spending(ledger, row.client)
+            rounds = [0.0, *(step[0] for step in steps), end]
+            values = [0.0, *(step[3] or 0.0 for step in steps), row.epsilon_spent or 0.0]
+            key = f"{name} (client {short(row.client, 12)}): ε {rounded_up(values[-1])} spent"
+            series.append(Series(key, look, points(rounds, values)))
+        if (claim := rows[0].epsilon_claim) is not None:
+            levels[f"claim for client {short(rows[0].client, 12)}: ε {rounded_up(claim)}"] = claim
+    highest = max([*levels.values(), *(y for one in series for _, y in one.points)], default=1.0)
+    return Curves(
+        title=short(label, 40),
+        across="Round",
+        up=f"ε spent (δ = {ledger.header.delta:g})",
+        series=series,
+        levels=levels,
+        head="Round",
+        least=0.0,
+        most=1.12 * highest or 1.0,
+        start=0.0,
+        end=end,
+        step=True,
+        values="claim",
+        empty="no finite ε: no guarantee" if ledger.entries else "nothing charged yet",
+    )
+
+
+def plan_chart(plan: Mapping[str, Any]) -> Curves:
+    """What a plan trades off, from the dictionary that `niss plan --json` prints.
+
+    It is the noise in the sum over the strength of the shares or, where they are carried, in the model over rounds.
+    """
+    return _rounds_chart(plan) if "noise_central" in plan else _kappa_chart(plan)
+
+
+def _rounds_chart(plan: Mapping[str, Any]) -> Curves:
+    """The variance in the model after each round, as a part of what a trusted server leaves in the end."""
+    final = plan["noise_central"][-1]
+    series = []
+    for key, (name, method) in _OVER_ROUNDS.items():
+        if plan[key] is not None:
+            look = look_of(method) if method else Look(INK, "o", DOTTED)
+            values = [value / final for value in plan[key]]
+            series.append(Series(name, look, points(range(1, len(values) + 1), values)))
+    up = "Noise variance in the model\n(fresh central noise at the end = 1)"
+    return Curves(title="Noise in the model", across="Round", up=up, series=series, head="Round", least=0.0)
+
+
+def _kappa_chart(plan: Mapping[str, Any]) -> Curves:
+    """The variance in the sum over kappa, as multiples of what a trusted server would add.
+
+    Shown are the curve, its two parts where clients may drop out, the plan itself, and as lines the trusted server,
+    ideal secure aggregation (where it needs noticeably more) and DP-FedAvg.
+    """
+    curve, kappa, chosen = plan["curve"], plan["kappa"], plan["aggregate_variance_ratio_to_central"]
+    parts = {"total": "NISS, all noise"}
+    if plan["dropout_part"]:
+        parts |= {"residual": "by design", "dropout": "left by dropped clients"}
+    kappas = [point["kappa"] for point in curve]
+    series = [
+        Series(name, numbered(number), points(kappas, [point[part] for point in curve], "xy"))
+        for number, (part, name) in enumerate(parts.items())
+    ]
+    name = f"the plan: {chosen:.3g} at κ {kappa:.3g}"
+    series.append(Series(name, Look(INK, "o"), points([kappa], [chosen], "xy"), line=False))
+    ideal, local = plan["aggregate_variance_ratio_ideal"], chosen / plan["aggregate_variance_ratio_to_local"]
+    levels = {"trusted server: 1": 1.0, f"DP-FedAvg: {local:.3g}": local}
+    if ideal >= _NOTICEABLY_MORE:
+        levels["ideal secure aggregation"] = ideal
+    return Curves(
+        title="Noise over the strength of the shares",
+        across="Strength of the shares, κ",
+        up="Noise variance in the sum\n(trusted server = 1)",
+        series=series,
+        log="xy",
+        levels=levels,
+        head="κ",
+    )

@@ -1,0 +1,290 @@
+"""What the methods of a comparison have in common: clients with their data, test data, model, initial weights.
+
+Everything that can fail for lack of data or for a wrong model fails here, before any work starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from niss.data import Dataset, load_dataset, partition, partition_by_owner
+from niss.data.catalog import DatasetSpec, find_spec
+from niss.errors import ConfigError
+from niss.learning import (
+    FlatLayout,
+    ImageSamples,
+    ModelSettings,
+    Samples,
+    TokenSamples,
+    build_model,
+    check_model,
+    seeded_torch,
+    to_tensor,
+)
+from niss.randomness import SimStream
+from niss.settings import to_values
+from niss.simulation.config import Config, with_overrides
+from niss.simulation.sections import DataConfig
+from niss.simulation.training import Clients, Examples
+from niss.version import __version__
+
+Datasets = Sequence[tuple[Any, Any]]
+"""The user's own data: one (inputs, labels) pair of arrays or tensors per client."""
+
+ModelSource = nn.Module | Callable[[], nn.Module]
+"""A module, which is copied, or a function that makes one; its initial weights are where training starts."""
+
+
+# Many tensors of a few numbers each take more memory for themselves than for their numbers.
+_TENSORS_OF_A_PART = 4_096
+
+
+def own_clients(datasets: Datasets) -> Clients:
+    """The user's own data, checked and put end to end."""
+    if len(datasets) < 2:
+        raise ConfigError(
+            f"got {len(datasets)} datasets", field="clients", hint="a federation has at least two clients"
+        )
+    sizes: list[int] = []
+    shapes: set[tuple[int, ...]] = set()
+    inputs: list[Tensor] = []
+    labels: list[Tensor] = []
+    pairs = iter(datasets)
+    while some := list(itertools.islice(pairs, _TENSORS_OF_A_PART)):
+        examples = [
+            to_examples(pair, f"clients[{number}]") for number, pair in enumerate(some, start=len(sizes))
+        ]
+        sizes += [len(its_labels) for _, its_labels in examples]
+        shapes |= {tuple(its_inputs.shape[1:]) for its_inputs, _ in examples}
+        if len(shapes) > 1:
+            raise ConfigError(f"inputs of different shapes: {sorted(shapes)}", field="clients")
+        inputs.append(torch.cat([its_inputs for its_inputs, _ in examples]))
+        labels.append(torch.cat([its_labels for _, its_labels in examples]))
+    return Clients(sizes, (_end_to_end(inputs), _end_to_end(labels)))
+
+
+def _end_to_end(parts: list[Tensor]) -> Tensor:
+    """What `torch.cat` makes of these parts, which are let go of on the way: never is all of it in memory twice."""
+    if len(parts) == 1:
+        return parts.pop()
+    kind = functools.reduce(torch.promote_types, {part.dtype for part in parts})
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    whole, start = torch.empty(shape, dtype=kind, device=parts[0].device), 0
+    parts.reverse()
+    while parts:
+        part = parts.pop()
+        whole[start : start + len(part)] = part
+        start += len(part)
+    return whole
+
+
+def to_examples(pair: tuple[Any, Any], field: str) -> Examples:
+    """A pair of tensors from a pair of arrays or tensors; `field` names it in errors."""
+    try:
+        inputs, labels = (torch.as_tensor(part) for part in pair)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"expected a pair of arrays: {error}", field=field, hint="give (inputs, labels)"
+        ) from None
+    if labels.ndim not in (1, 2) or len(inputs) != len(labels) or not labels.numel():
+        raise ConfigError(
+            f"inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(labels.shape)} do not match",
+            field=field,
+            hint="labels are class numbers, one per input, or a row of them, one per position; at least one",
+        )
+    if labels.is_floating_point():
+        raise ConfigError(
+            f"labels are {labels.dtype}", field=field, hint="give whole class numbers, such as int64"
+        )
+    return inputs, labels.to(torch.int64)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What all methods start from.
+
+    clients  who has which training examples
+    test     the examples that models are tested on
+    module   the network; it is copied where weights are put into it
+    layout   how its parameters and buffers lie in one flat vector
+    start    the initial weights as such a vector
+    data     where the data comes from, for the manifest: the dataset's checksums, or the sizes of the user's own
+    """
+
+    clients: Clients
+    test: Examples
+    module: nn.Module
+    layout: FlatLayout
+    start: Tensor
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, clients: Clients, test: Examples, module: nn.Module, data: dict[str, Any]) -> Inputs:
+        layout = FlatLayout.of(module)
+        return cls(clients, test, module, layout, layout.flatten(module), data)
+
+
+def gather(
+    config: Config,
+    model: ModelSource | None,
+    datasets: Datasets | None,
+    test: tuple[Any, Any] | None,
+) -> Inputs:
+    """Load the data the config names, or take the user's own, and build the model.
+
+    Partition and initial weights follow from the seed of the config. The arguments are those of `niss.run`, which
+    checks nothing of them itself: raises `ConfigError`, or `DataError` where a dataset cannot be had.
+    """
+    if datasets is None:
+        return gather_together([config], model=model)[0]
+    if test is None:
+        raise ConfigError("is missing", field="test", hint="give (inputs, labels) to evaluate on")
+    clients, test_examples = own_clients(datasets), to_examples(test, "test")
+    if model is None:
+        raise ConfigError("is missing", field="model", hint="your own data needs your own model")
+    if len(clients) != config.clients:
+        raise ConfigError(f"{len(clients)} datasets for data.clients = {config.clients}", field="clients")
+    module = _own_module(model, SimStream(config.seed).child("model"))
+    return Inputs.of(clients, test_examples, module, {"source": "given", "sizes": clients.sizes.tolist()})
+
+
+def gather_together(
+    configs: Sequence[Config], dataset: Dataset | None = None, model: ModelSource | None = None
+) -> list[Inputs]:
+    """What each config needs, over one copy of the data: only partition and initial weights differ.
+
+    The first holds the training examples for all. `dataset` stands in for the one the configs name.
+    """
+    if dataset is None:
+        spec = find_spec(configs[0].data.dataset)
+        if model is None and spec is not None:
+            # Before anything is downloaded or read.
+            for config in configs:
+                check_model(config.model.name, sample_spec(spec), _sizes(config))
+        dataset = load_dataset(configs[0].data.dataset)
+    train, test = to_tensors(dataset)
+    data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
+    gathered: list[Inputs] = []
+    clients: dict[tuple[int, DataConfig], Clients] = {}
+    for config in configs:
+        stream = SimStream(config.seed)
+        key = (config.seed, config.data)
+        if key not in clients:
+            rows = _deal_out(dataset, config, stream.child("partition"))
+            held = None if clients else train
+            clients[key] = Clients([len(each) for each in rows], held, torch.from_numpy(np.concatenate(rows)))
+        if model is not None:
+            module = _own_module(model, stream.child("model"))
+        else:
+            module = build_model(
+                config.model.name,
+                samples=sample_spec(dataset),
+                classes=dataset.classes,
+                stream=stream.child("model"),
+                settings=_sizes(config),
+            )
+        gathered.append(Inputs.of(clients[key], test, module, dict(data)))
+    return gathered
+
+
+def to_tensors(dataset: Dataset) -> tuple[Examples, Examples]:
+    """Training and test examples as models take them: pixels normalised, tokens as they are."""
+
+    def examples(inputs: NDArray[Any], labels: NDArray[np.int64]) -> Examples:
+        if dataset.kind == "images":
+            pixels = inputs.astype(np.uint8, copy=False)
+            return to_tensor(pixels, dataset.mean, dataset.std), torch.from_numpy(labels)
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+    return (
+        examples(dataset.train_inputs, dataset.train_labels),
+        examples(dataset.test_inputs, dataset.test_labels),
+    )
+
+
+def _sizes(config: Config) -> ModelSettings:
+    return ModelSettings(**{name: value for name, value in vars(config.model).items() if name != "name"})
+
+
+def sample_spec(dataset: Dataset | DatasetSpec) -> Samples:
+    """What a model has to know of a sample of this dataset."""
+    if dataset.kind == "images":
+        return ImageSamples(dataset.image_shape)
+    return TokenSamples(dataset.shape[0], len(dataset.vocabulary))
+
+
+def _deal_out(dataset: Dataset, config: Config, stream: SimStream) -> list[NDArray[np.int64]]:
+    """The rows of each client: those it owns, or those it is dealt."""
+    if config.split != "natural":
+        if dataset.train_labels.ndim != 1:
+            raise ConfigError(
+                f"a sample of {dataset.name} has no label of its own to deal it out by",
+                field="data.split",
+                hint="use natural",
+            )
+        # The settings of the section are the arguments of `partition`, name by name.
+        settings = vars(config.data) | {"split": config.split, "clients": config.clients}
+        del settings["dataset"]
+        return partition(dataset.train_labels, stream=stream, **settings)
+    if dataset.owners is None:
+        raise ConfigError(
+            f"the samples of {dataset.name} belong to nobody",
+            field="data.split",
+            hint="use iid, shards or dirichlet",
+        )
+    return partition_by_owner(
+        dataset.owners, clients=config.clients, stream=stream, most=config.data.samples_per_client
+    )
+
+
+def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:
+    """A copy of the user's module, or what their function makes with torch seeded from `stream`."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    with seeded_torch(stream):
+        return model()
+
+
+def fit_to_datasets(config: Config, datasets: Datasets | None) -> Config:
+    """With the user's own datasets, their number is the number of clients, and at most so many take part."""
+    if datasets is None or len(datasets) in (0, 1, config.clients):
+        return config
+    participants = min(config.training.participants, len(datasets))
+    return with_overrides(config, {"data.clients": len(datasets), "training.participants": participants})
+
+
+def make_manifest(kind: str, config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
+    """What is written before anything else: enough to repeat the run, or to go on with it.
+
+    `kind` is "run" or "comparison"; `engine` says in one line how the clients are trained.
+    """
+    return {
+        "kind": kind,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config": to_values(config),
+        "seed": config.seed,
+        "data": inputs.data,
+        "model": type(inputs.module).__name__,
+        "model_parameters": inputs.layout.size,
+        "precision": str(inputs.start.dtype).removeprefix("torch."),
+        "engine": engine,
+        "versions": {
+            "niss": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": torch.__version__,
+        },
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,124 @@
+"""How a tracker is run: every field is a flag of `niss tracker`, and its line in the docstring the help.
+
+Nothing heavy is imported here, so that `niss --help` can show the flags at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import ClassVar
+
+from niss.errors import ConfigError, RemoteProtocolError
+
+_STORE = {"metavar": "URL", "envvar": "NISS_TRACKER_STORE"}
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class TrackerSettings:
+    """What the person who runs a tracker decides about rates and times.
+
+    ttl              Seconds without a heartbeat until a client counts as gone.
+    tolerance        Seconds by which a client's clock may be off.
+    address_rate     Requests a second from one address; 0 for any number.
+    identity_rate    Changing requests a second of one identity; 0 for any number.
+    max_clients      Most clients that can be registered.
+    """
+
+    ttl: float = 600.0
+    tolerance: float = 60.0
+    address_rate: float = 200.0
+    identity_rate: float = 10.0
+    max_clients: int = 1_000_000
+
+    forget_after: ClassVar[float] = 30 * 86_400.0
+    """Seconds after a client's `ttl` until it is erased."""
+    body_bytes: ClassVar[int] = 1 << 20
+    """Largest body of a request."""
+    stock: ClassVar[int] = 1024
+    """Most prekeys of one client; with fewer than `low` it is told to replenish them, up to `wanted`."""
+    low: ClassVar[int] = 4
+    wanted: ClassVar[int] = 16
+
+    def __post_init__(self) -> None:
+        """Every setting is above 0 and finite; a rate may be 0, which means no limit."""
+        for setting in fields(TrackerSettings):
+            value = getattr(self, setting.name)
+            may_be_zero = setting.name.endswith("_rate")
+            if not (0 < value < float("inf") or (may_be_zero and value == 0)):
+                raise ConfigError("must be above 0", field=f"--{setting.name.replace('_', '-')}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerOptions(TrackerSettings):
+    """Where a tracker listens, what it keeps where, and whom it admits.
+
+    server_key       The public key of the server that opens rounds, from `niss keys show`.
+    host             The address to listen on.
+    port             0 takes a free one.
+    store            sqlite:///FILE, or redis://HOST:PORT/0 for several processes.
+    identity         The tracker's own key file. Default: beside the SQLite file.
+    tls_cert         Serve TLS with this certificate.
+    tls_key          The certificate's private key.
+    external_beacon  Another tracker, which holds the beacon chains.
+    external_ca      The authority of its certificate.
+    holder_only      Only hold beacon chains, for the tracker whose key is given as the server's.
+    admit            A coalition file: only its members may register.
+    coalition        Only the members in this file may join that coalition.
+    log_level        debug, info, warning or error.
+    """
+
+    server_key: str = field(metadata={"metavar": "KEY"})
+    host: str = "127.0.0.1"
+    port: int = field(default=8440, metadata={"min": 0, "max": 65535})
+    store: str = field(default="sqlite:///tracker.db", metadata=_STORE)
+    identity: Path | None = field(default=None, metadata={"metavar": "KEYFILE"})
+    tls_cert: Path | None = field(default=None, metadata={"metavar": "PEM"})
+    tls_key: Path | None = field(default=None, metadata={"metavar": "PEM"})
+    external_beacon: str | None = field(default=None, metadata={"metavar": "URL"})
+    external_ca: Path | None = field(default=None, metadata={"metavar": "PEM"})
+    holder_only: bool = False
+    admit: Path | None = field(default=None, metadata={"metavar": "FILE"})
+    coalition: list[str] | None = field(default=None, metadata={"metavar": "NAME=FILE"})
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"unknown level {self.log_level!r}",
+                field="--log-level",
+                hint=f"use one of: {', '.join(LOG_LEVELS)}",
+            )
+
+    @property
+    def server(self) -> bytes:
+        """The server's key; `ConfigError` where the text is not one, or one of small order."""
+        from niss.protocol.keys import check_public
+
+        try:
+            public = bytes.fromhex(self.server_key)
+            check_public(public)
+        except (ValueError, RemoteProtocolError) as error:
+            raise ConfigError(
+                error.message if isinstance(error, RemoteProtocolError) else "expected a public key in hex",
+                field="--server-key",
+                hint="copy it from what its owner's `niss keys show` prints",
+            ) from None
+        return public
+
+    @property
+    def coalitions(self) -> dict[str, Path]:
+        """The file of each closed coalition, by its name."""
+        found = {}
+        for entry in self.coalition or []:
+            name, _, path = entry.partition("=")
+            if not name or not path:
+                raise ConfigError(
+                    f"expected NAME=FILE, got {entry!r}",
+                    field="--coalition",
+                    hint="for example clinics=clinics.toml",
+                )
+            found[name] = Path(path)
+        return found

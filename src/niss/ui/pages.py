@@ -1,0 +1,128 @@
+"""What the pages say, filled into the templates of assets/: the planner's form, its answers, runs and their progress.
+
+The form is made from the fields of the question (`niss.settings`): type, choices, default and meaning are theirs. Added
+here is what only a page needs: where a control stands, what it is called, and the ends of its slider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from niss.accounting import PlanQuestion
+from niss.report.templates import environment
+from niss.settings import described
+from niss.version import __version__
+
+_PROMISE, _ROUND, _ACROSS = "The promise", "A round", "Across rounds"
+_TROUBLE, _MORE = "What may go wrong", "More settings"
+_CHOOSE = "let the planner choose"
+
+
+@dataclass(frozen=True)
+class Control:
+    """One setting of the question on the page.
+
+    home       the group it stands in
+    label      what it is called
+    low, high  the ends of its slider, logarithmic unless it begins at 0
+    start      what it is at first, unless that is the field's default
+    auto       what is said beside a box that leaves the value to the planner; empty: there is no box
+    only       shown and sent with carried shares ("carry") or without ("round") alone
+    figures    digits that the slider rounds to
+    """
+
+    home: str
+    label: str
+    low: float = 0.0
+    high: float = 0.0
+    start: Any = None
+    auto: str = ""
+    only: str = ""
+    figures: int = 2
+
+
+CONTROLS = {
+    "epsilon": Control(_PROMISE, "ε, privacy loss", 0.1, 20.0),
+    "delta": Control(_PROMISE, "δ", 1e-10, 1e-2, "0.00001", figures=1),
+    "rounds": Control(_PROMISE, "Rounds", 1, 1000, 30),
+    "participants": Control(_ROUND, "Participants", 3, 2000, 200),
+    "parameters": Control(_ROUND, "Model size", 100, 1e8, 199210),
+    "neighbours": Control(_ROUND, "Neighbours", 1, 199, 30, _CHOOSE, "round"),
+    "kappa": Control(_ROUND, "κ, strength of the shares", 0.25, 100.0, 4, _CHOOSE),
+    "carry": Control(_ACROSS, "Carry shares to the next round"),
+    "clients": Control(_ACROSS, "Clients", 3, 100_000, 1000, only="carry"),
+    "pattern": Control(_ACROSS, "How clients come back", only="carry"),
+    "collusion": Control(_TROUBLE, "Collusion", 0.0, 0.9),
+    "dropout": Control(_TROUBLE, "Dropout", 0.0, 0.5),
+    "mode": Control(_TROUBLE, "When clients drop out"),
+    "participations": Control(_MORE, "Rounds one client takes part in", 1, 30, 30, "all rounds", "round"),
+    "clip": Control(_MORE, "Clip", 0.01, 100.0),
+    "relation": Control(_MORE, "What is hidden"),
+}
+_CHOICES = {
+    "cyclic": "fixed cohorts take turns",
+    "any": "at least so many rounds apart",
+    "tolerate": "their noise stays in the sum",
+    "repair": "a committee takes it out",
+    "zero-out": "what a client sent",
+    "replace-one": "any other data instead",
+}
+
+
+def form() -> dict[str, list[dict[str, Any]]]:
+    """The controls of the planner by their groups, each with the setting it stands for."""
+    fields = {setting.name: setting for setting in described(PlanQuestion)}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, control in CONTROLS.items():
+        setting = fields[name]
+        start = setting.default if control.start is None else control.start
+        shown = {
+            "setting": setting,
+            "control": control,
+            "start": f"{start:g}" if isinstance(start, float) else start,
+            "whole": isinstance(control.low, int),
+        }
+        groups.setdefault(control.home, []).append(shown)
+    return groups
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """A number with that many digits that mean something, and all of those before the point."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.{count - 1}e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{max(count, len(str(int(abs(value)))))}g}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """In the largest unit of which there are at least one and a half."""
+    if seconds is None:
+        return "–"
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= (2.0 if unit == "days" else 1.5) * length:
+            return f"{round(seconds / length)} {unit}"
+    return f"{round(seconds)} s"
+
+
+def log_place(value: float, low: float, high: float) -> str:
+    """Where a value lies between two others on a logarithmic line, in percent of its length."""
+    share = math.log(value / low) / math.log(max(high / low, 1.0001))
+    return f"{100 * min(1.0, max(0.0, share)):.2f}%"
+
+
+_TEMPLATES = environment("niss.ui", "assets")
+_TEMPLATES.filters |= {"digits": digits, "percent": percent, "duration": duration}
+_TEMPLATES.globals |= {"log_place": log_place, "form": form(), "choices": _CHOICES, "version": __version__}
+
+
+def fill(name: str, values: Mapping[str, Any]) -> str:
+    """A template of assets/ with these values in it."""
+    return _TEMPLATES.get_template(name).render(values)

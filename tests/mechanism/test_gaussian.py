@@ -1,0 +1,229 @@
+"""The Gaussian mechanism: the curve delta(epsilon) of mu-GDP, its inverses, and secret Poisson sampling."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from niss.errors import ConfigError, PrivacyError
+from niss.mechanism import gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu, poisson_epsilon, poisson_multiplier
+from niss.mechanism.gaussian import log_normal_cdf
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0, 5.0])
+def test_curve_equals_its_definition(epsilon: float, mu: float) -> None:
+    upper = stats.norm.cdf(-epsilon / mu + mu / 2)
+    lower = math.exp(epsilon) * stats.norm.cdf(-epsilon / mu - mu / 2)
+    assert gdp_delta(epsilon, mu) == pytest.approx(upper - lower, rel=1e-10, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "accuracy"),
+    [(0.001, 1e-6), (0.1, 1e-8), (1.0, 1e-9), (10.0, 1e-10), (1000.0, 1e-10), (10000.0, 1e-10)],
+)
+@pytest.mark.parametrize("tail", [-5.0, 0.0, 3.0, 10.0, 29.9, 30.1, 36.0])
+def test_curve_against_high_precision(epsilon: float, accuracy: float, tail: float) -> None:
+    """mu is chosen so that the first term is Phi(-tail): deltas from nearly 1 down to 1e-285."""
+    mpmath = pytest.importorskip("mpmath", reason="mpmath comes with dp-accounting")
+    mu = -tail + math.sqrt(tail * tail + 2.0 * epsilon)
+    with mpmath.workdps(120):
+        e, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
+        root = mpmath.sqrt(2)
+        upper = mpmath.erfc((e / m - m / 2) / root) / 2
+        lower = mpmath.exp(e) * mpmath.erfc((e / m + m / 2) / root) / 2
+        truth = upper - lower
+        error = float(abs(mpmath.mpf(gdp_delta(epsilon, mu)) / truth - 1))
+    assert error < accuracy
+
+
+@pytest.mark.parametrize("x", [5.0, 0.0, -1.0, -10.0, -29.999, -30.0, -30.001, -40.0, -1e4])
+def test_log_normal_cdf_is_smooth_across_its_two_branches(x: float) -> None:
+    assert log_normal_cdf(x) == pytest.approx(stats.norm.logcdf(x), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 1.0, 50.0, 500.0])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3, 1.0, 100.0, 1e4, 1e6])
+def test_extremes_stay_probabilities(mu: float, epsilon: float) -> None:
+    assert 0.0 <= gdp_delta(epsilon, mu) <= 1.0
+
+
+def test_no_signal_costs_no_delta_and_a_strong_one_costs_all() -> None:
+    assert gdp_delta(1.0, 0.0) == 0.0
+    assert gdp_delta(1.0, 500.0) == 1.0
+    assert gdp_delta(1e-3, 1e-6) == 0.0
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    epsilon=st.floats(0.0, 100.0),
+    more=st.floats(0.01, 10.0),
+    mu=st.floats(0.01, 20.0),
+)
+def test_delta_falls_with_epsilon_and_rises_with_mu(epsilon: float, more: float, mu: float) -> None:
+    slack = 1e-12
+    assert gdp_delta(epsilon + more, mu) <= gdp_delta(epsilon, mu) * (1.0 + slack)
+    assert gdp_delta(epsilon, mu + more) >= gdp_delta(epsilon, mu) * (1.0 - slack)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "mu", "field"),
+    [
+        (-1.0, 1.0, "epsilon"),
+        (math.nan, 1.0, "epsilon"),
+        (math.inf, 1.0, "epsilon"),
+        (1.0, -1.0, "mu"),
+        (1.0, math.nan, "mu"),
+        (1.0, math.inf, "mu"),
+    ],
+)
+def test_the_curve_names_the_bad_argument(epsilon: float, mu: float, field: str) -> None:
+    with pytest.raises(ConfigError, match=field) as caught:
+        gdp_delta(epsilon, mu)
+    assert caught.value.field == field
+
+
+def test_the_papers_target_under_both_mechanisms() -> None:
+    analytic = gaussian_sigma(10.0, 1e-4, 1.0)
+    classical = gaussian_sigma(10.0, 1e-4, 1.0, mechanism="classical", allow_invalid=True)
+    assert analytic == pytest.approx(0.4553, abs=5e-5)
+    assert classical == pytest.approx(0.4344, abs=5e-5)
+    assert gdp_delta(10.0, 1.0 / analytic) == pytest.approx(1e-4, rel=1e-9)
+    assert gdp_delta(10.0, 1.0 / classical) == pytest.approx(2.7e-4, rel=0.02)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0])
+def test_classical_is_refused_where_it_is_not_proved(epsilon: float) -> None:
+    with pytest.raises(PrivacyError, match="epsilon < 1") as caught:
+        gaussian_sigma(epsilon, 1e-5, 1.0, mechanism="classical")
+    assert caught.value.hint is not None
+    assert "analytic" in caught.value.hint
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.01, 0.2])
+def test_classical_keeps_its_promise_below_one(epsilon: float, delta: float) -> None:
+    sigma = gaussian_sigma(epsilon, delta, 1.0, mechanism="classical")
+    assert gdp_delta(epsilon, 1.0 / sigma) <= delta
+    assert sigma >= gaussian_sigma(epsilon, delta, 1.0)
+
+
+def test_sigma_is_proportional_to_the_sensitivity() -> None:
+    one, three = gaussian_sigma(2.0, 1e-5, 1.0), gaussian_sigma(2.0, 1e-5, 3.0)
+    assert three == pytest.approx(3.0 * one, rel=1e-14)
+
+
+@settings(deadline=None, max_examples=150)
+@given(log_epsilon=st.floats(-3.0, 4.0), log_delta=st.floats(-300.0, -0.01))
+def test_mu_rounds_to_the_safe_side_and_is_tight(log_epsilon: float, log_delta: float) -> None:
+    epsilon, delta = 10.0**log_epsilon, 10.0**log_delta
+    mu = gdp_mu(epsilon, delta)
+    assert mu > 0.0
+    assert gdp_delta(epsilon, mu) <= delta
+    assert gdp_delta(epsilon, mu * (1.0 + 1e-6)) > delta
+
+
+@settings(deadline=None, max_examples=150)
+@given(log_mu=st.floats(-3.0, math.log10(500.0)), log_delta=st.floats(-250.0, -0.3))
+def test_epsilon_rounds_to_the_safe_side_and_inverts_mu(log_mu: float, log_delta: float) -> None:
+    mu, delta = 10.0**log_mu, 10.0**log_delta
+    epsilon = gdp_epsilon(mu, delta)
+    assert gdp_delta(epsilon, mu) <= delta
+    if epsilon > 1e-3:
+        assert gdp_mu(epsilon, delta) == pytest.approx(mu, rel=1e-6)
+
+
+def test_inverses_at_the_extremes() -> None:
+    assert gdp_epsilon(1e-6, 1e-5) == 0.0
+    assert gdp_epsilon(0.0, 1e-5) == 0.0
+    assert gdp_epsilon(math.inf, 1e-5) == math.inf
+    assert gdp_epsilon(1e200, 1e-5) == math.inf
+    assert gdp_epsilon(500.0, 1e-5) == pytest.approx(500.0**2 / 2 + 500.0 * 4.265, rel=1e-4)
+    assert 0.0 < gdp_mu(1e-3, 1e-300) < 1e-3 / 30.0
+    assert gdp_mu(1e4, 1e-300) == pytest.approx(-37.05 + math.sqrt(37.05**2 + 2e4), rel=1e-3)
+    assert gdp_mu(1e-80, 1e-12) > 0.0
+
+
+@settings(deadline=None, max_examples=60)
+@given(epsilon=st.floats(0.01, 50.0), more=st.floats(0.01, 5.0), log_delta=st.floats(-20.0, -1.0))
+def test_a_looser_target_needs_less_noise(epsilon: float, more: float, log_delta: float) -> None:
+    delta = 10.0**log_delta
+    assert gaussian_sigma(epsilon + more, delta, 1.0) < gaussian_sigma(epsilon, delta, 1.0)
+    assert gaussian_sigma(epsilon, delta / 2, 1.0) > gaussian_sigma(epsilon, delta, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "sensitivity", "field"),
+    [
+        (0.0, 1e-5, 1.0, "epsilon"),
+        (math.nan, 1e-5, 1.0, "epsilon"),
+        (1.0, 0.0, 1.0, "delta"),
+        (1.0, 1.0, 1.0, "delta"),
+        (1.0, math.nan, 1.0, "delta"),
+        (1.0, 1e-5, 0.0, "sensitivity"),
+        (1.0, 1e-5, -2.0, "sensitivity"),
+        (1.0, 1e-5, math.inf, "sensitivity"),
+    ],
+)
+def test_bad_input_names_the_field(epsilon: float, delta: float, sensitivity: float, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gaussian_sigma(epsilon, delta, sensitivity)
+    assert caught.value.field == field
+
+
+def test_unknown_mechanism_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="analytic, classical") as caught:
+        gaussian_sigma(1.0, 1e-5, 1.0, mechanism="laplace")
+    assert caught.value.field == "mechanism"
+
+
+@pytest.mark.parametrize("mu", [math.nan, -1.0, -math.inf])
+def test_epsilon_of_a_mu_that_is_none_is_refused(mu: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gdp_epsilon(mu, 1e-5)
+    assert caught.value.field == "mu"
+
+
+DELTA = 1e-5
+
+
+def by_hand(z: float, probability: float, rounds: int) -> float:
+    accountant = PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(z))
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, rounds))
+    return float(accountant.get_epsilon(DELTA))
+
+
+@pytest.mark.parametrize(("epsilon", "part"), [(1.0, 0.20), (3.0, 0.27), (8.0, 0.46)])
+def test_a_thousand_of_six_thousand_need_a_part_of_the_noise(epsilon: float, part: float) -> None:
+    """30 rounds; without the secret a client takes part five times, dealt out in turn."""
+    z = poisson_multiplier(epsilon, DELTA, 1 / 6, 30)
+    assert epsilon * (1.0 - 1e-3) < by_hand(z, 1 / 6, 30) <= epsilon * (1.0 + 1e-4)
+    assert z**2 * gdp_mu(epsilon, DELTA) ** 2 / 5 == pytest.approx(part, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "probability", "rounds"), [(0.1, 0.01, 50), (8.0, 0.5, 4), (1.0, 0.999, 3)]
+)
+def test_the_target_is_kept_and_hardly_undercut(epsilon: float, probability: float, rounds: int) -> None:
+    z = poisson_multiplier(epsilon, DELTA, probability, rounds)
+    assert epsilon * (1.0 - 1e-4) <= poisson_epsilon(((z, rounds),), probability, DELTA) <= epsilon
+    assert z <= 1.01 * math.sqrt(rounds) / gdp_mu(epsilon, DELTA)
+
+
+def test_without_a_secret_it_is_plain_composition() -> None:
+    assert poisson_multiplier(3.0, DELTA, 1.0, 9) == pytest.approx(3.0 / gdp_mu(3.0, DELTA))
+    assert poisson_epsilon(((1.0, 4), (2.0, 4)), 1.0, DELTA) == pytest.approx(
+        poisson_epsilon(((1.0, 5),), 1.0, DELTA)
+    )
+
+
+def test_a_probability_is_one() -> None:
+    with pytest.raises(ConfigError, match="probability"):
+        poisson_multiplier(1.0, DELTA, 0.0, 3)

@@ -1,0 +1,144 @@
+"""What a node pins and what it takes on first use, against the proposal of a run; and what a proposal is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from niss.accounting import Plan
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.protocol import Refusal, decode, wire
+from niss.session.limits import Limits
+from niss.session.node import ClientState
+from niss.session.ports import Request, Stage
+from niss.session.proposal import Proposal, read_proposal
+from session.scene import Scene
+
+PLAN = Plan(
+    clip=0.5, epsilon=8.0, participations=4, neighbours=3, kappa=2.0, graph="complete", chain_rounds=4
+)
+
+
+def proposed(plan: Plan = PLAN) -> tuple[Scene, Proposal]:
+    scene = Scene(plan, 4, 4)
+    return scene, scene.start().proposal
+
+
+@pytest.mark.parametrize(
+    ("pin", "why"),
+    [
+        ({"niss-server": "ab" * 32}, "server of this run is not the one"),
+        ({"niss-holder": "ab" * 32}, "holder of this run is not the one"),
+        ({"niss-clip": 0.1}, "clip = 0.5 is proposed, but this node allows at most 0.1"),
+        ({"niss-epsilon": 1.0, "niss-delta": 1e-5}, "epsilon = 8 is proposed"),
+        ({"niss-epsilon": 9.0, "niss-delta": 1e-6}, "delta = 1e-05 is proposed"),
+        ({"niss-colluders": 1}, "the plan allows for 0 colluders, but this node assumes 1"),
+        (
+            {"niss-relation": "replace-one"},
+            "the plan is for 'zero-out', but this node requires 'replace-one'",
+        ),
+        ({"niss-modes": "repair"}, "mode 'tolerate' is not accepted"),
+    ],
+)
+def test_a_run_beyond_a_nodes_limits_is_declined(pin: dict[str, Any], why: str) -> None:
+    _, proposal = proposed()
+    with pytest.raises(RemoteProtocolError, match=why):
+        Limits().of_node(pin).check(proposal)
+
+
+PROMISES_NOTHING = "promises nothing"
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (replace(PLAN, epsilon=10.5), "epsilon = 10.5 is proposed"),
+        (replace(PLAN, epsilon=1e6), r"epsilon = 1e\+06 is proposed"),
+        (replace(PLAN, delta=0.5), "delta = 0.5 is proposed"),
+        (replace(PLAN, tau2=0.0), PROMISES_NOTHING),
+        (replace(PLAN, tau2=1e-3), PROMISES_NOTHING),
+    ],
+)
+def test_a_client_without_an_epsilon_of_its_own_joins_no_such_run(plan: Plan, why: str) -> None:
+    _, proposal = proposed(plan)
+    with pytest.raises(RemoteProtocolError, match=why):
+        Limits().check(proposal)
+    Limits().check(proposed(replace(PLAN, epsilon=10.0))[1])
+
+
+def test_an_owner_can_agree_to_a_plan_that_promises_nothing_by_name() -> None:
+    _, proposal = proposed(replace(PLAN, tau2=0.0))
+    for spelt in (True, "true"):
+        Limits().of_node({"niss-uncalibrated": spelt}).check(proposal)
+    for limits in ({"niss-uncalibrated": "false"}, {"niss-epsilon": 8.0, "niss-delta": 1e-5}):
+        with pytest.raises(RemoteProtocolError, match=PROMISES_NOTHING):
+            Limits().of_node(limits).check(proposal)
+    assert Limits(uncalibrated=True).pinned == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"niss-epsilom": 1.0}, "niss-epsilom"),
+        ({"niss-server": "abc"}, "niss-server"),
+        ({"niss-uncalibrated": "perhaps"}, "niss-uncalibrated"),
+        ({"niss-epsilon": 1.0}, "must be set together"),
+    ],
+)
+def test_a_misspelt_limit_is_no_limit_and_is_refused(config: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Limits().of_node(config)
+
+
+def test_a_proposal_is_what_its_server_signed() -> None:
+    scene, proposal = proposed()
+    data = scene.session.state.proposal
+    assert read_proposal(data) == proposal
+    with pytest.raises(RemoteProtocolError, match="signature"):
+        read_proposal(data.replace(b'"epsilon":8.0', b'"epsilon":9.0'))
+    for damaged in (b"", data[:70], data[:64] + b"{}", data[:64] + b"[" * 100_000):
+        with pytest.raises(RemoteProtocolError):
+            read_proposal(damaged)
+
+
+def test_a_second_proposal_for_the_same_run_is_refused() -> None:
+    scene, proposal = proposed()
+    node = scene.parties.node(0)
+    asked = Request(Stage.ENROL, scene.session.state.proposal, 0, proposal.run)
+    assert node.answer(asked).note.startswith("joined")
+    worse = replace(proposal, plan=replace(proposal.plan, epsilon=9.0)).signed(scene.identity)
+    refusal = decode(node.answer(replace(asked, body=worse)).body)
+    assert isinstance(refusal, Refusal)
+    assert "another plan" in refusal.reason
+    assert node.answer(asked).note.startswith("joined")
+
+
+@pytest.mark.parametrize("version", ["9" * 400, 10**30, -1, [1], None, True, 2.5])
+def test_a_version_that_is_none_is_not_repeated(version: Any) -> None:
+    scene, _ = proposed()
+    text = json.dumps({"version": version}).encode()
+    with pytest.raises(RemoteProtocolError, match="the proposal") as refused:
+        read_proposal(scene.identity.sign("flower proposal", text) + text)
+    assert len(refused.value.message) < 200
+
+
+def test_a_proposal_says_of_which_version_its_rounds_are() -> None:
+    scene, proposal = proposed()
+    assert b'"wire":%d' % wire.VERSION in scene.session.state.proposal
+    newer = replace(proposal, wire=7)
+    assert read_proposal(newer.signed(scene.identity)) == newer
+    with pytest.raises(RemoteProtocolError, match=r"has version 7, .*: upgrade niss on this node"):
+        Limits().check(newer)
+
+
+def test_what_a_client_keeps_does_not_grow_with_ever_new_runs() -> None:
+    notes = ClientState()
+    for number in range(200):
+        notes.join(f"{number:032x}", bytes(1000))
+        notes.steps[f"{number:032x}"] = 1
+    kept = ClientState.from_bytes(notes.to_bytes())
+    assert list(kept.proposals) == [f"{number:032x}" for number in range(136, 200)]
+    assert set(kept.steps) == set(kept.first_keys) == set(kept.proposals)

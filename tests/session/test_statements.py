@@ -1,0 +1,43 @@
+"""No sentence of a statement contradicts another, repeats it, or speaks of a claim where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from niss.accounting import Statement
+from session.scene import Scene
+
+
+def statement(*, private: bool = True, **plan: int) -> Statement:
+    scene = Scene.of(False, rounds=1, private=private, kept=False)
+    scene.plan = replace(scene.plan, **plan)
+    return scene.play().session.books.statement
+
+
+def caveats(*, private: bool = True, **plan: int) -> str:
+    return " ".join(statement(private=private, **plan).caveats)
+
+
+def test_without_a_guarantee_nothing_is_said_about_its_delta() -> None:
+    said = caveats(private=False)
+    assert "of delta" not in said
+    assert "the claim is" not in said
+    assert "of delta, which is part of it; the claim is" in caveats()
+
+
+def test_colluders_are_counted_or_not_but_not_both() -> None:
+    said = caveats()
+    assert "are not counted here" in said
+    assert "colluders are counted" not in said
+    said = caveats(colluders=1)
+    assert "colluders are counted as if" in said
+    assert "are not counted here" not in said
+
+
+def test_what_everyone_took_on_trust_is_said_of_everyone() -> None:
+    assert "All 4 clients took on trust: the server's key, the beacon" in caveats()
+
+
+def test_that_taking_part_is_not_hidden_is_said_once() -> None:
+    made = statement()
+    assert " ".join((made.words, *made.caveats)).count("took part") == 1
