@@ -153,7 +153,7 @@ def test_what_the_protocol_would_ignore_is_refused(values, message):
         ({"training": {"participants": 6, "server_rate_schedule": "linear"}}, "the rate has changed"),
         ({"methods": [{"name": "niss-carried", "graph": "regular"}]}, "everyone shares with everyone"),
         ({"methods": [{"name": "niss-carried", "distortion": "scalar", "tau2": 0.1}]}, "additive"),
-        ({"methods": [{"name": "niss-carried", "graph": "random"}]}, "everyone shares with everyone, not on a random"),
+        ({"methods": [{"name": "niss-carried", "graph": "random"}]}, "everyone shares with everyone .got 'random"),
         ({"methods": [{"name": "central-dp", "carry": True}]}, "no shares that could be carried"),
     ],
 )  # fmt: skip

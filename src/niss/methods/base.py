@@ -37,6 +37,37 @@ Rows = NDArray[np.floating[Any]]
 # Neighbouring updates of a client lie this many times the clip apart.
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0}
 
+Needs = Mapping[str, tuple[Any, str]]
+"""By setting, the value that it must have (`float`: one number for all clients) and why. Names of a plan stand alone,
+those of a simulation with their section: `training.weights`."""
+
+_WHOLE_RUN: Needs = {"privacy.scope": ("training", "its claim is about the whole training")}
+_CORRELATED: Needs = {
+    "privacy.quantile": (
+        None,
+        "it takes noise of one round out in another, which fails if the clip, and the noise with it, has changed in "
+        "between",
+    ),
+    "training.server_rate_schedule": (
+        "constant",
+        "it takes noise of one round out in another, which fails if the rate has changed in between",
+    ),
+}
+
+
+def require_needs(needs: Needs, given: Mapping[str, Any], *, who: str, otherwise: str = "") -> None:
+    """Refuse the first of the given settings that is not what `who` needs; `otherwise` is another way out."""
+    for key, (wanted, why) in needs.items():
+        value = given.get(key, wanted)
+        several = isinstance(value, tuple)
+        if several if wanted is float else value != wanted:
+            fix = "leave it out" if wanted is None else f"use {key.rpartition('.')[2]} = {wanted!r}"
+            raise ConfigError(
+                f"{who}: {why}" + ("" if several else f" (got {value!r})"),
+                field=key,
+                hint=("give one number" if wanted is float else fix) + otherwise,
+            )
+
 
 class UploadRows(Protocol):
     """The rows of one round, a client each, to which noise is added in place; see `niss.learning.Uploads`."""
@@ -153,6 +184,7 @@ class Method(ABC):
     carries         whether clients carry noise from one round to the next
     carrying        the method that does the same with noise carried between rounds, where there is one
     defaults        settings that are not what they are for other methods, unless they are given
+    needs           settings that must have one value, beside those that follow from the above
     """
 
     name: ClassVar[str]
@@ -172,6 +204,7 @@ class Method(ABC):
     carries: ClassVar[bool] = False
     carrying: ClassVar[str | None] = None
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    needs: ClassVar[Needs] = MappingProxyType({})
 
     @property
     def own(self) -> dict[str, Any]:
@@ -182,8 +215,14 @@ class Method(ABC):
         """Whether that setting (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
         return setting in self.settings or setting in self.own
 
-    def check(self, plan: Plan) -> None:  # noqa: B027
+    def require(self, given: Mapping[str, Any]) -> None:
+        """Raise ConfigError where this method cannot run with these settings."""
+        whole_run, correlated = _WHOLE_RUN if self.whole_run else {}, _CORRELATED if self.correlates else {}
+        require_needs({**whole_run, **correlated, **self.needs}, given, who=self.name)
+
+    def check(self, plan: Plan) -> None:
         """Raise ConfigError where this method cannot keep such a plan."""
+        self.require(vars(plan))
 
     # What runs. By default nothing is shared and nobody adds anything.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -94,27 +95,17 @@ class CentralDpSampled(CentralDp):
     samplings = ("poisson",)
     secret_draw = True
     whole_run = True
+    needs = MappingProxyType(
+        {
+            "unit": ("client", "it is accounted for whole clients"),
+            "relation": ("zero-out", "it is accounted for clients whose update becomes zero"),
+            "epsilon": (float, "its noise must not depend on who takes part"),
+            "mechanism": ("analytic", "it is calibrated by dp-accounting"),
+            "privacy.participations": (None, "a cap would make its secret draw depend on the past"),
+        }
+    )
 
     sampling_probability: Annotated[float, Gt(0), Le(1)] = 1.0
-
-    def check(self, plan: Plan) -> None:
-        if plan.unit != "client" or plan.relation != "zero-out":
-            raise ConfigError(
-                f"{self.name} is accounted for clients whose update becomes zero, not for {plan.unit}, "
-                f"{plan.relation}",
-                field="relation",
-                hint="use unit = 'client' and relation = 'zero-out'",
-            )
-        if isinstance(plan.epsilon, tuple):
-            raise ConfigError(
-                f"the noise of {self.name} must not depend on who takes part",
-                field="epsilon",
-                hint="give one number",
-            )
-        if plan.mechanism != "analytic":
-            raise ConfigError(
-                f"{self.name} is calibrated by dp-accounting", field="mechanism", hint="use analytic"
-            )
 
     def round_mu(self, plan: Plan, epsilon: float) -> float:
         """1 / z: what a round costs against someone who knows who took part in it."""
@@ -182,6 +173,7 @@ class CentralMf(CentralDp):
     bands: Count | None = None
 
     def check(self, plan: Plan) -> None:
+        super().check(plan)
         if self.bands is not None and self.bands > plan.separation:
             raise ConfigError(
                 f"{self.bands} bands, but a client may return after {plan.separation} "

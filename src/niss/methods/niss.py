@@ -89,35 +89,6 @@ class Niss(Method):
         )
     )
 
-    def check(self, plan: Plan) -> None:
-        """Carried shares are planned for a whole run of equal clients that all share with all."""
-        if not self.carries:
-            return
-        if plan.unit != "client" or isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple):
-            raise ConfigError(
-                "carried shares are planned for whole clients with one target for all",
-                field="unit" if plan.unit != "client" else "epsilon",
-                hint="use unit = 'client', one epsilon and one tau2",
-            )
-        if plan.mechanism != "analytic" or plan.distortion != "additive":
-            raise ConfigError(
-                "carried shares need the analytic mechanism and the additive distortion", field="distortion"
-            )
-        if plan.graph != "complete":
-            raise ConfigError(
-                f"shares are carried where everyone shares with everyone, not on a {plan.graph} graph",
-                field="graph",
-                hint="use graph = 'complete', or method = 'niss'",
-            )
-        if plan.participations < math.ceil(plan.planned_rounds / plan.separation):
-            raise ConfigError(
-                f"{plan.participations} participations of a client, but its turn comes "
-                f"{math.ceil(plan.planned_rounds / plan.separation)} times; whoever stayed out would leave noise in "
-                "the model",
-                field="participations",
-                hint="leave it out, or take fewer rounds",
-            )
-
     def share(
         self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes
     ) -> RoundShares:
@@ -421,6 +392,31 @@ class NissCarried(Niss):
     settings = Niss.settings | {"carried_to_residual", "closing"}
     samplings = ("cyclic", "uniform")
     defaults = MappingProxyType({"graph": "complete", "kappa": 20.0})
+    needs = MappingProxyType(
+        {
+            "unit": ("client", "its noise is planned for whole clients"),
+            "epsilon": (float, "its noise is planned for one target for all"),
+            "tau2": (float, "its noise is planned for one target for all"),
+            "mechanism": ("analytic", "its noise is planned with the analytic mechanism"),
+            "distortion": ("additive", "its noise is planned with the additive distortion"),
+            "graph": ("complete", "noise is carried where everyone shares with everyone"),
+            "training.weights": (
+                "equal",
+                "a round takes out what clients of the one before added, so that all have to weigh the same",
+            ),
+        }
+    )
+
+    def check(self, plan: Plan) -> None:
+        super().check(plan)
+        turns = math.ceil(plan.planned_rounds / plan.separation)
+        if plan.participations < turns:
+            raise ConfigError(
+                f"{plan.participations} participations of a client, but its turn comes {turns} times; whoever stayed "
+                "out would leave noise in the model",
+                field="participations",
+                hint="leave it out, or take fewer rounds",
+            )
 
 
 def _committed_shares(plan: Plan, own_variance: FloatArray) -> RoundShares:

@@ -1,4 +1,7 @@
-"""Settings that do not go together, refused before any work starts: `ConfigError`, with the key and the fix."""
+"""Settings that do not go together, refused before any work starts: `ConfigError`, with the key and the fix.
+
+What one section shows is refused by that section, and what a plan or a method cannot keep by those.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,33 @@ from typing import TYPE_CHECKING
 
 from niss.data.catalog import find_spec
 from niss.errors import ConfigError, PrivacyError
-from niss.simulation.sections import MethodConfig, PrivacyConfig, TrainingConfig
+from niss.methods.base import Needs, require_needs
+from niss.simulation.sections import MethodConfig, PrivacyConfig
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
 
+# The real protocol hides whole clients of equal weight behind one target for all. A setting that asks for something
+# else is never run as if it had not been made.
+_PROTOCOL: Needs = {
+    "privacy.unit": ("client", "it hides whole clients"),
+    "training.weights": ("equal", "in it all clients weigh the same"),
+}
+_SHARED_IN_PROTOCOL: Needs = {
+    "privacy.epsilon": (float, "it has one target for all clients"),
+    "methods.tau2": (float, "it has one tau2 for all clients"),
+}
+_OR_SIMULATE = ", or exchange = 'simulated'"
+
 
 def check_consistency(config: Config) -> None:
-    """Refuse the first fault that no single key shows."""
+    """Refuse the first fault that no single section shows."""
     _check_data(config)
     _check_training(config)
-    _check_titles(config.methods)
-    if config.exchange == "protocol":
-        _check_protocol(config)
+    titles = [method.title for method in config.methods]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise ConfigError(f"two are called {title!r}", field="methods", hint="give each its own label")
     if config.privacy.colluders > config.training.participants - 2:
         raise ConfigError(
             f"{config.privacy.colluders} of {config.training.participants} participants leave nobody to share noise "
@@ -31,129 +48,96 @@ def check_consistency(config: Config) -> None:
         _check_method(config, method)
 
 
-def _check_data(config: Config) -> None:
-    """Whether the samples of the dataset can be dealt out like that."""
-    spec = find_spec(config.data.dataset)
-    if spec is None:
-        return
-    if config.split == "natural" and spec.clients is None:
+def check_split(split: str, dataset: str, *, owned: bool, labelled: bool) -> None:
+    """Refuse a split of a dataset whose samples have no owners, or no labels, to deal them out by."""
+    if split == "natural" and not owned:
         raise ConfigError(
-            f"the samples of {spec.name} belong to nobody",
+            f"the samples of {dataset} belong to nobody",
             field="data.split",
             hint="use iid, shards or dirichlet",
         )
-    if config.split == "natural" and spec.clients is not None and config.clients > spec.clients:
+    if split != "natural" and not labelled:
         raise ConfigError(
-            f"{spec.name} has {spec.clients} clients, not {config.clients}",
-            field="data.clients",
-            hint="lower it, or leave it out for all of them",
-        )
-    if config.split != "natural" and spec.kind == "tokens":
-        raise ConfigError(
-            f"a sample of {spec.name} has no label of its own to deal it out by",
+            f"a sample of {dataset} has no label of its own to deal it out by",
             field="data.split",
             hint="use natural",
         )
 
 
-def _check_training(config: Config) -> None:
-    """Numbers of clients, and the units and mechanisms that ask something of training."""
-    clients, training, privacy = config.clients, config.training, config.privacy
+def _check_data(config: Config) -> None:
+    """Whether the dataset has so many clients, and they have so many to choose from."""
+    spec, clients, training = find_spec(config.data.dataset), config.clients, config.training
+    hint = "lower it or raise data.clients"
+    if spec is not None:
+        check_split(config.split, spec.name, owned=spec.clients is not None, labelled=spec.kind != "tokens")
+        if config.split == "natural" and spec.clients is not None:
+            if clients > spec.clients:
+                raise ConfigError(
+                    f"{spec.name} has {spec.clients} clients, not {clients}",
+                    field="data.clients",
+                    hint="lower it, or leave it out for all of them",
+                )
+            hint = "lower it" if clients == spec.clients else hint
     if training.participants > clients:
-        spec = find_spec(config.data.dataset)
-        everyone = config.split == "natural" and spec is not None and clients == spec.clients
         raise ConfigError(
             f"{training.participants} in a round, but there are only {clients} clients",
             field="training.participants",
-            hint="lower it" if everyone else "lower it or raise data.clients",
+            hint=hint,
         )
-    if isinstance(privacy.epsilon, tuple) and len(privacy.epsilon) != clients:
-        raise ConfigError(f"{len(privacy.epsilon)} values for {clients} clients", field="privacy.epsilon")
-    if privacy.unit == "record" and training.epochs != 1:
+    for field, values in [("privacy.epsilon", config.privacy.epsilon)] + [
+        ("methods.tau2", method.tau2) for method in config.methods
+    ]:
+        if isinstance(values, tuple) and len(values) != clients:
+            raise ConfigError(f"{len(values)} values for {clients} clients", field=field)
+
+
+def _check_training(config: Config) -> None:
+    """Whether clients can train and be drawn like that, and rest as long as they should."""
+    training, clients = config.training, config.clients
+    if config.privacy.unit == "record" and training.epochs != 1:
         raise ConfigError(
             "the record unit takes one local step a round",
             field="training.epochs",
             hint="set it to 1 and raise rounds",
         )
-    _check_sampling(config)
-    _check_server(config.training)
-    if privacy.mechanism == "classical" and not privacy.allow_invalid:
-        largest = max(privacy.epsilon) if isinstance(privacy.epsilon, tuple) else privacy.epsilon
-        if largest >= 1.0:
-            raise ConfigError(
-                f"classical is proved only for epsilon < 1, not {largest:g}",
-                field="privacy.mechanism",
-                hint="use analytic, or allow_invalid = true to reproduce the paper without a guarantee",
-            )
-
-
-def _check_sampling(config: Config) -> None:
-    """Whether participants can be drawn like that, and rest as long as they should."""
-    training, clients = config.training, config.clients
-    for sampling in {training.sampling, *(config.sampling_of(method) for method in config.methods)}:
-        if sampling == "cyclic" and clients % training.participants:
-            raise ConfigError(
-                f"{clients} clients do not make whole cohorts of {training.participants}, which take part in turn",
-                field="training.participants",
-                hint="choose a number that divides them, or data.clients = "
-                f"{clients - clients % training.participants}",
-            )
-        if sampling == "poisson" and training.weights != "equal":
-            raise ConfigError(
-                "with poisson sampling a weight may not depend on who else takes part",
-                field="training.weights",
-                hint="use equal",
-            )
-    least = training.separation
-    if least is None:
-        return
-    if training.sampling not in ("cyclic", "uniform"):
+    samplings = {training.sampling, *map(config.sampling_of, config.methods)}
+    if "cyclic" in samplings and (left := clients % training.participants):
         raise ConfigError(
-            f"{training.sampling} sampling may choose a client again in the next round",
-            field="training.separation",
-            hint="use sampling = 'cyclic' or 'uniform'",
+            f"{clients} clients do not make whole cohorts of {training.participants}, which take part in turn",
+            field="training.participants",
+            hint=f"choose a number that divides them, or data.clients = {clients - left}",
         )
-    if least * training.participants > clients:
+    if "poisson" in samplings and training.weights != "equal":
         raise ConfigError(
-            f"{least} cohorts of {training.participants} in a row are more than {clients} clients",
+            "with poisson sampling a weight may not depend on who else takes part",
+            field="training.weights",
+            hint="use equal",
+        )
+    if training.separation is not None and training.separation * training.participants > clients:
+        raise ConfigError(
+            f"{training.separation} cohorts of {training.participants} in a row are more than {clients} clients",
             field="training.separation",
             hint=f"ask for at most {clients // training.participants}",
         )
 
 
-def _check_server(training: TrainingConfig) -> None:
-    """Settings that the server's optimiser does not have."""
-    chosen, unused = training.server_optimizer, set[str]()
-    if chosen == "sgd":
-        unused = {"server_momentum", "server_beta2", "server_epsilon"}
-    elif chosen == "momentum":
-        unused = {"server_beta2", "server_epsilon"}
-    for name in sorted(unused):
-        if getattr(training, name) is not None:
-            raise ConfigError(
-                f"server_optimizer = {chosen!r} has none",
-                field=f"training.{name}",
-                hint="leave it out, or choose another optimiser",
-            )
-
-
-def _check_titles(methods: tuple[MethodConfig, ...]) -> None:
-    """Every method has a folder of its own, called by its title."""
-    titles = [method.title for method in methods]
-    for title in titles:
-        if titles.count(title) > 1:
-            raise ConfigError(f"two are called {title!r}", field="methods", hint="give each its own label")
-        if not title or title in (".", "..") or any(sign in title for sign in "/\\\0"):
-            raise ConfigError(
-                f"{title!r} cannot be the name of a folder", field="methods", hint="give it another label"
-            )
-
-
 def _check_method(config: Config, method: MethodConfig) -> None:
-    """Distortion, tau^2 and graph of one method."""
-    if isinstance(method.tau2, tuple) and len(method.tau2) != config.clients:
-        raise ConfigError(f"{len(method.tau2)} values for {config.clients} clients", field="methods.tau2")
-    distortion = method.distorts
+    """What a method, its shares and the plan that it makes of the settings refuse."""
+    kind, distortion = method.kind, method.distorts
+    given = {
+        f"{title}.{name}": value
+        for title, section in (
+            ("privacy", config.privacy),
+            ("training", config.training),
+            ("methods", method),
+        )
+        for name, value in vars(section).items()
+    }
+    if config.exchange == "protocol":
+        require_needs(_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
+        if kind.has_protocol:
+            require_needs(_SHARED_IN_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
+            _check_shares_in_protocol(method, config.training.participants)
     repairing = config.protocol.dropout > 0.0 and config.protocol.mode == "repair"
     if repairing and distortion is not None and not distortion.repairable:
         raise ConfigError(
@@ -161,8 +145,14 @@ def _check_method(config: Config, method: MethodConfig) -> None:
             field="methods.distortion",
             hint="use distortion = 'additive', or protocol.mode = 'tolerate'",
         )
-    _check_whole_run(config, method)
-    _check_quantile(config, method)
+    kind.require(given)
+    may_return = config.training.separation is None and config.sampling_of(method) == "uniform"
+    if kind.whole_run and may_return:
+        raise ConfigError(
+            f"{method.name} gains nothing from clients that may return at once",
+            field="training.separation",
+            hint="set it, or use sampling = 'cyclic'",
+        )
     try:
         config.adaptive_clip(method)
         plan = config.plan(method)
@@ -172,7 +162,7 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         raise ConfigError(error.message, hint=error.hint) from None
     except ConfigError as error:
         raise _located(error) from None
-    _check_threshold(config, method)
+    _check_threshold(plan.kind.own.get("threshold"), config)
 
 
 def _located(error: ConfigError) -> ConfigError:
@@ -184,137 +174,36 @@ def _located(error: ConfigError) -> ConfigError:
     return error
 
 
-def _check_whole_run(config: Config, method: MethodConfig) -> None:
-    """Methods that plan their noise for all rounds promise nothing for one of them alone."""
-    privacy = config.privacy
-    if method.kind.whole_run and privacy.scope != "training":
-        raise ConfigError(
-            f"the claim of {method.name} is about the whole training",
-            field="privacy.scope",
-            hint="use scope = 'training'",
-        )
-    if method.kind.secret_draw and privacy.participations is not None:
-        raise ConfigError(
-            f"a cap would make the secret draw of {method.name} depend on the past",
-            field="privacy.participations",
-            hint="leave it out",
-        )
-    if method.kind.carries and config.training.weights != "equal":
-        raise ConfigError(
-            f"{method.name} takes out in a round what clients of the one before added, so that all have to weigh the "
-            "same",
-            field="training.weights",
-            hint="use equal",
-        )
-    if method.kind.correlates and config.training.server_rate_schedule != "constant":
-        raise ConfigError(
-            f"{method.name} takes noise of one round out in another, which fails if the rate has changed in between",
-            field="training.server_rate_schedule",
-            hint="use constant, or a method whose rounds are independent",
-        )
-    least = config.training.separation
-    if method.kind.whole_run and config.sampling_of(method) == "uniform" and least is None:
-        raise ConfigError(
-            f"{method.name} gains nothing from clients that may return at once",
-            field="training.separation",
-            hint="set it, or use sampling = 'cyclic'",
-        )
-
-
-def _check_quantile(config: Config, method: MethodConfig) -> None:
-    """Whose clip can follow the norms of updates."""
-    privacy = config.privacy
-    if privacy.quantile is None:
-        if privacy.first_clip is not None:
-            raise ConfigError(
-                "the clip stays as it is without a quantile",
-                field="privacy.first_clip",
-                hint="set clip instead",
-            )
-        return
-    if privacy.unit != "client":
-        raise ConfigError(
-            f"it is one of the norms of whole updates, and with unit {privacy.unit!r} other things are clipped",
-            field="privacy.quantile",
-            hint="use unit = 'client'",
-        )
-    if method.kind.correlates:
-        raise ConfigError(
-            f"{method.name} takes noise of one round out in another, which fails if the clip, and the noise with it, "
-            "has changed in between",
-            field="privacy.quantile",
-            hint="leave it out, or use a method whose rounds are independent",
-        )
-
-
-def _check_threshold(config: Config, method: MethodConfig) -> None:
+def _check_threshold(threshold: int | None, config: Config) -> None:
     """A sum that is opened must hold the noise of someone honest."""
-    threshold, colluders = config.plan(method).kind.own.get("threshold"), config.privacy.colluders
-    if threshold is not None:
-        if threshold > config.training.participants:
-            raise ConfigError(
-                f"{threshold} uploads of {config.training.participants} participants",
-                field="methods.threshold",
-                hint="lower it",
-            )
+    participants, colluders = config.training.participants, config.privacy.colluders
+    if threshold is not None and not colluders < threshold <= participants:
+        why = f"{threshold} uploads of {participants} participants"
         if threshold <= colluders:
-            raise ConfigError(
-                f"{colluders} colluders among {threshold} uploads leave nobody whose noise is unknown",
-                field="methods.threshold",
-                hint="assume fewer, or ask for more uploads",
-            )
+            why = f"{colluders} colluders among {threshold} uploads leave nobody whose noise is unknown"
+        raise ConfigError(
+            why, field="methods.threshold", hint="take one above the colluders, up to the participants"
+        )
 
 
-def _check_protocol(config: Config) -> None:
-    """What the real protocol cannot do.
-
-    It hides whole clients of equal weight behind one target for all, draws a balanced graph, and adds its residual
-    noise instead of multiplying. A setting that asks for something else is never run as if it had not been made.
-    """
-    privacy, training, instead = config.privacy, config.training, "or exchange = 'simulated'"
-    if privacy.unit != "client":
+def _check_shares_in_protocol(method: MethodConfig, participants: int) -> None:
+    """It draws a balanced graph, and adds its residual noise instead of multiplying."""
+    if method.graph not in ("regular", "complete"):
         raise ConfigError(
-            f"the protocol hides whole clients, not {privacy.unit!r}",
-            field="privacy.unit",
-            hint=f"use unit = 'client', {instead}",
+            f"the protocol draws regular or complete graphs, not {method.graph!r}",
+            field="methods.graph",
+            hint="use graph = 'regular'" + _OR_SIMULATE,
         )
-    if training.weights != "equal":
+    if method.graph == "complete" and method.neighbours < participants - 1 and not method.kind.carries:
         raise ConfigError(
-            "in the protocol all clients weigh the same",
-            field="training.weights",
-            hint=f"use weights = 'equal', {instead}",
+            f"{method.neighbours:g} shares from each of {participants} clients do not make a complete graph in the "
+            "protocol",
+            field="methods.neighbours",
+            hint=f"use neighbours = {participants - 1}, graph = 'regular'" + _OR_SIMULATE,
         )
-    sharing = [method for method in config.methods if method.kind.has_protocol]
-    if sharing and isinstance(privacy.epsilon, tuple):
+    if method.distorts is not None and method.distorts.multiplies:
         raise ConfigError(
-            "the protocol has one target for all clients",
-            field="privacy.epsilon",
-            hint=f"give one number, {instead}",
+            f"the protocol adds its residual noise, {method.distortion!r} would multiply",
+            field="methods.distortion",
+            hint="use distortion = 'additive'" + _OR_SIMULATE,
         )
-    for method in sharing:
-        if method.graph not in ("regular", "complete"):
-            raise ConfigError(
-                f"the protocol draws regular or complete graphs, not {method.graph!r}",
-                field="methods.graph",
-                hint=f"use graph = 'regular', {instead}",
-            )
-        few = method.neighbours < training.participants - 1
-        if method.graph == "complete" and few and not method.kind.carries:
-            raise ConfigError(
-                f"{method.neighbours:g} shares from each of {training.participants} clients do not make a complete "
-                "graph in the protocol",
-                field="methods.neighbours",
-                hint=f"use neighbours = {training.participants - 1}, graph = 'regular', {instead}",
-            )
-        if isinstance(method.tau2, tuple):
-            raise ConfigError(
-                "the protocol has one tau2 for all clients",
-                field="methods.tau2",
-                hint=f"give one number, 'calibrated', {instead}",
-            )
-        if method.distorts is not None and method.distorts.multiplies:
-            raise ConfigError(
-                f"the protocol adds its residual noise, {method.distortion!r} would multiply",
-                field="methods.distortion",
-                hint=f"use distortion = 'additive', {instead}",
-            )

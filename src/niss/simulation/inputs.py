@@ -36,6 +36,7 @@ from niss.learning import (
 from niss.randomness import SimStream
 from niss.settings import to_values
 from niss.simulation.config import Config, with_overrides
+from niss.simulation.config_checks import check_split
 from niss.simulation.sections import DataConfig
 from niss.simulation.training import Clients, Examples
 from niss.version import __version__
@@ -227,23 +228,13 @@ def sample_spec(dataset: Dataset | DatasetSpec) -> Samples:
 
 def _deal_out(dataset: Dataset, config: Config, stream: SimStream) -> list[NDArray[np.int64]]:
     """The rows of each client: those it owns, or those it is dealt."""
-    if config.split != "natural":
-        if dataset.train_labels.ndim != 1:
-            raise ConfigError(
-                f"a sample of {dataset.name} has no label of its own to deal it out by",
-                field="data.split",
-                hint="use natural",
-            )
+    labelled = dataset.train_labels.ndim == 1
+    check_split(config.split, dataset.name, owned=dataset.owners is not None, labelled=labelled)
+    if dataset.owners is None or config.split != "natural":
         # The settings of the section are the arguments of `partition`, name by name.
         settings = vars(config.data) | {"split": config.split, "clients": config.clients}
         del settings["dataset"]
         return partition(dataset.train_labels, stream=stream, **settings)
-    if dataset.owners is None:
-        raise ConfigError(
-            f"the samples of {dataset.name} belong to nobody",
-            field="data.split",
-            hint="use iid, shards or dirichlet",
-        )
     return partition_by_owner(
         dataset.owners, clients=config.clients, stream=stream, most=config.data.samples_per_client
     )

@@ -1,7 +1,7 @@
 """The sections of a simulation's settings: type, default, range and meaning of every key, and nothing else.
 
-`niss.simulation.config` puts them together; `niss.simulation.config_checks` says what does not go together. Reading
-this file loads nothing heavy: the command line makes its flags from it.
+`niss.simulation.config` puts them together, and `niss.simulation.config_checks` refuses what does not go together; what
+one section alone shows is refused here. Reading this file loads nothing heavy: the command line has its flags from it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 from typing_extensions import Doc
 
 from niss.accounting.asked import Dropout, Mode, Sharing, Target, Trust, method_names
+from niss.errors import ConfigError
 from niss.settings import Count, NotNegative, OneOf, Planned, Positive, Probability, Share, settings
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 Sampling = Literal["shuffled", "uniform", "cyclic", "poisson"]
 ServerRateSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["sgd", "momentum", "adam", "yogi"]
+
+# Settings that an optimiser does not have.
+_NOT_OF = {
+    "sgd": ("server_momentum", "server_beta2", "server_epsilon"),
+    "momentum": ("server_beta2", "server_epsilon"),
+}
 
 
 @settings
@@ -156,6 +163,21 @@ class TrainingConfig:
     tf32: Annotated[bool, Doc("Faster and coarser products on a GPU.")] = False
     threads: Annotated[Count, Doc("Threads of linear algebra.")] = 1
 
+    def __post_init__(self) -> None:
+        for name in _NOT_OF.get(self.server_optimizer, ()):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"server_optimizer = {self.server_optimizer!r} has none",
+                    field=name,
+                    hint="leave it out, or choose another optimiser",
+                )
+        if self.separation is not None and self.sampling not in ("cyclic", "uniform"):
+            raise ConfigError(
+                f"{self.sampling} sampling may choose a client again in the next round",
+                field="separation",
+                hint="use sampling = 'cyclic' or 'uniform'",
+            )
+
 
 @settings
 class PrivacyConfig(Trust, Target):
@@ -179,6 +201,25 @@ class PrivacyConfig(Trust, Target):
     participations: Annotated[
         Count | None, Doc("Most rounds a client takes part in; none: what sampling and rounds allow.")
     ] = None
+
+    def __post_init__(self) -> None:
+        largest = max(self.epsilon) if isinstance(self.epsilon, tuple) else self.epsilon
+        if self.mechanism == "classical" and not self.allow_invalid and largest >= 1.0:
+            raise ConfigError(
+                f"classical is proved only for epsilon < 1, not {largest:g}",
+                field="mechanism",
+                hint="use analytic, or allow_invalid = true to reproduce the paper without a guarantee",
+            )
+        if self.quantile is None and self.first_clip is not None:
+            raise ConfigError(
+                "the clip stays as it is without a quantile", field="first_clip", hint="set clip instead"
+            )
+        if self.quantile is not None and self.unit != "client":
+            raise ConfigError(
+                f"it is one of the norms of whole updates, and with unit {self.unit!r} other things are clipped",
+                field="quantile",
+                hint="use unit = 'client'",
+            )
 
 
 @settings
@@ -232,6 +273,12 @@ class MethodConfig(Sharing):
         bool,
         Doc("One more round of `niss-carried`, without data, takes out what the last one carried."),
     ] = False
+
+    def __post_init__(self) -> None:
+        if not self.title or self.title in (".", "..") or any(sign in self.title for sign in "/\\\0"):
+            raise ConfigError(
+                f"{self.title!r} cannot be the name of a folder", field="label", hint="give it another"
+            )
 
     @property
     def title(self) -> str:
