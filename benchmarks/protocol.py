@@ -34,13 +34,20 @@ from threadpoolctl import threadpool_limits
 from niss.accounting import DrawnAccount
 from niss.accounting.targets import committee_size, committee_threshold
 from niss.protocol import committee
-from niss.protocol.agreement import agree, participants_hash, terms_hash
+from niss.protocol.agreement import EdgeKeys, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import BeaconChain, Identity, PrekeyStore
-from niss.protocol.messages import Participant, Reveal, RevealRequest, RoundOpen, Terms, Upload
+from niss.protocol.messages import (
+    Participant,
+    Reveal,
+    RevealRequest,
+    RoundOpen,
+    Terms,
+    Upload,
+    encode,
+    signed_part,
+)
 from niss.protocol.server import Server
-from niss.protocol.shares import EdgeKeys
-from niss.protocol.wire import encode, signed_part
 from niss.randomness import SecretStream, secret
 from niss.randomness.normal_table import Demand, load_loop
 

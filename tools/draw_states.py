@@ -1,4 +1,4 @@
-"""Draw the protocol's state machines, from their one table, as pictures for the site.
+"""Draw the protocol's state machines, from their tables, as pictures for the site.
 
 Usage: python tools/draw_states.py [docs/images]
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 from docs_pictures import BLUE, MUTED, ORANGE, PALE, bare, canvas, save
 from matplotlib.axes import Axes
 
-from niss.protocol.states import CLIENT_TABLE, SERVER_TABLE
+from niss.protocol.client import CLIENT_TABLE
+from niss.protocol.server import SERVER_TABLE
 
 ROOT = Path(__file__).parents[1]
 _GAP = 1.25

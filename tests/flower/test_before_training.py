@@ -17,8 +17,7 @@ from flower.test_trust import NODES, ODD, body_of, holds, letter, start, with_fo
 from niss.accounting import LedgerFile
 from niss.errors import ConfigError
 from niss.flower import NissMod, niss_mod
-from niss.protocol.messages import Refusal, RoundOpen, Upload
-from niss.protocol.wire import decode, encode
+from niss.protocol.messages import Refusal, RoundOpen, Upload, decode, encode
 
 PRIVATE_WORD = "index 4312 is out of bounds"
 

@@ -30,8 +30,7 @@ from flower.test_trust import body_of, holds, with_folders
 from niss.accounting import LedgerFile
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
-from niss.protocol.messages import Refusal, Upload
-from niss.protocol.wire import decode
+from niss.protocol.messages import Refusal, Upload, decode
 from niss.session.server import Session
 
 NODES = 6

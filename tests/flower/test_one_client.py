@@ -16,8 +16,7 @@ from flower.test_trust import _entropy, with_folders, write_coalition
 from niss.accounting import Plan
 from niss.flower import NissStrategy
 from niss.protocol import keys
-from niss.protocol.messages import Reveal
-from niss.protocol.wire import decode, encode, signed_part
+from niss.protocol.messages import Reveal, decode, encode, signed_part
 from niss.session.members import SPOILED
 from niss.session.proposal import Enrolment, Proposal, read_proposal
 from niss.session.server import LIED

@@ -14,7 +14,7 @@ from niss.accounting import Charge, LedgerFile
 from niss.errors import LocalProtocolError, PrivacyError
 from niss.flower.state import ContextStore, FolderStore
 from niss.protocol.keyfile import create_keyfile, load_identity
-from niss.protocol.wire import decode
+from niss.protocol.messages import decode
 from niss.session.limits import Budget
 from niss.session.node import ClientState
 

@@ -13,8 +13,7 @@ from niss.accounting import Plan
 from niss.flower import NissStrategy
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
-from niss.protocol.messages import RoundOpen
-from niss.protocol.wire import decode, encode
+from niss.protocol.messages import RoundOpen, decode, encode
 
 NODES = 6
 ODD = FIRST + 2

@@ -14,7 +14,7 @@ from flower.test_trust import NODES, ODD, PLAN, _packed, body_of, start, with_fo
 from niss.errors import ProtocolError
 from niss.flower import NissStrategy, niss_mod
 from niss.flower.transport import RECORD
-from niss.protocol import wire
+from niss.protocol import messages as wire
 from niss.session import limits, node, proposal
 from niss.version import __version__
 

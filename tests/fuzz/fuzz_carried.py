@@ -22,9 +22,8 @@ from fuzz.driver import Feed, Target
 from fuzz.fuzz_machines import change_field
 from niss.accounting import CommittedAccount
 from niss.errors import NissError
-from niss.protocol.messages import RoundOpen
+from niss.protocol.messages import RoundOpen, encode
 from niss.protocol.schedule import Schedule
-from niss.protocol.wire import encode
 from support.carried_run import NOISY, CarriedFederation, schedule
 from support.hostile import rounded_variance
 

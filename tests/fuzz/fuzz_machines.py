@@ -22,10 +22,8 @@ from niss.accounting import DrawnAccount
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.keys import Identity
-from niss.protocol.messages import Reveal, RevealRequest, RoundOpen, Upload
-from niss.protocol.server import Server
-from niss.protocol.states import ServerStage
-from niss.protocol.wire import decode, encode, signed_part
+from niss.protocol.messages import Reveal, RevealRequest, RoundOpen, Upload, decode, encode, signed_part
+from niss.protocol.server import Server, ServerStage
 from support.protocol_round import Federation
 
 INTENDED = (ProtocolError, PrivacyError, ConfigError)

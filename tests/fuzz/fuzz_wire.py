@@ -10,8 +10,21 @@ from typing import Any
 
 from fuzz.driver import Feed, Target
 from niss.errors import RemoteProtocolError
-from niss.protocol.messages import Message, Partials, Participant, RoundCohorts, Vote
-from niss.protocol.wire import HEADER_BYTES, MAGIC, VERSION, WireLimits, Writer, decode, encode, write
+from niss.protocol.messages import (
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Message,
+    Partials,
+    Participant,
+    RoundCohorts,
+    Vote,
+    WireLimits,
+    Writer,
+    decode,
+    encode,
+    record_of,
+)
 from support.protocol_messages import example_prekey, examples
 
 Span = tuple[int, int]
@@ -24,9 +37,11 @@ class Tracer(Writer):
         super().__init__(WireLimits())
         self.numbers: list[Span] = []
         self.spans: list[Span] = []
+        self.size = 0
 
     def raw(self, data: bytes) -> None:
         self.spans.append((self.size, self.size + len(data)))
+        self.size += len(data)
         super().raw(data)
 
     def varint(self, value: int) -> None:
@@ -40,7 +55,8 @@ class Specimen:
 
     def __init__(self, message: Message) -> None:
         tracer = Tracer()
-        write(message, tracer)
+        tracer.raw(encode(message)[:HEADER_BYTES])
+        record_of(type(message)).write(tracer, message)
         self.data = b"".join(tracer.parts)
         self.numbers, self.spans = tracer.numbers, tracer.spans
         self.cuts = sorted({place for span in tracer.spans for place in span})

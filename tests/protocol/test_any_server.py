@@ -34,8 +34,7 @@ from niss.accounting import DrawnAccount, LedgerFile, LedgerHeader, Plan, make_t
 from niss.errors import NissError
 from niss.protocol.agreement import agree
 from niss.protocol.keys import link_of
-from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms
-from niss.protocol.wire import encode
+from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms, encode
 from support.hostile import spoilt
 from support.protocol_round import Federation, resigned
 from support.what_left import Held, Pool, effective_variance

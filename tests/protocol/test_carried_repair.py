@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
+from niss.protocol.committee import make_verdict, vote
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
-from niss.protocol.repair import make_verdict, vote
 from niss.protocol.server import EndedRound, Server
 from support.carried_run import GRID, CarriedFederation, repairing
 from support.protocol_round import carried, resigned, signed_by

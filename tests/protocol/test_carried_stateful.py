@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from niss.protocol.messages import RoundCohorts, RoundOpen, Upload
 from niss.protocol.schedule import previous_of
-from niss.protocol.states import ServerStage
+from niss.protocol.server import ServerStage
 from protocol.test_stateful import INTENDED, picks
 from protocol.test_stateful import QUICK as ROUNDS
 from support.carried_run import GRID, NOISY, CarriedFederation, covered, schedule

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import CarriedContext, Context, RoundContext
+from niss.protocol.agreement import CarriedContext, Context, RoundContext, derive_seed, pair_secret
 from niss.protocol.curve import SecretBytes, length_prefixed
 from niss.protocol.keys import x25519_public
-from niss.protocol.shares import derive_seed, pair_secret
 from support.fixed_entropy import FixedEntropy, context
 
 ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))

@@ -20,11 +20,9 @@ from niss.accounting import DrawnAccount
 from niss.accounting.targets import committee_threshold
 from niss.errors import RemoteProtocolError
 from niss.protocol import committee
-from niss.protocol.agreement import Agreed, agree
-from niss.protocol.client import Client
+from niss.protocol.agreement import Agreed, EdgeKeys, agree
+from niss.protocol.client import Client, ClientStage
 from niss.protocol.messages import RevealRequest
-from niss.protocol.shares import EdgeKeys
-from niss.protocol.states import ClientStage
 from support.protocol_round import Federation, carried, resigned
 
 Survivors = tuple[int, ...]

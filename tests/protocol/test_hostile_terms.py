@@ -15,10 +15,9 @@ import pytest
 
 from niss.errors import ConfigError, NissError, RemoteProtocolError
 from niss.mechanism.grid import centred
-from niss.protocol.agreement import Agreed, agree
+from niss.protocol.agreement import Agreed, agree, unpack
 from niss.protocol.keys import _prekey_statement as signed_prekey
 from niss.protocol.messages import MODES, Participant, Prekey, RoundOpen, Terms
-from niss.protocol.shares import unpack
 from support.hostile import (
     COLLUDERS,
     COORDINATES,

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol import committee, curve
-from niss.protocol.agreement import Agreed, agree
-from niss.protocol.messages import Partials, Reveal, RevealRequest, RoundOpen, Upload
+from niss.protocol.agreement import Agreed, agree, pack, unpack
+from niss.protocol.messages import Partials, Reveal, RevealRequest, RoundOpen, Upload, encode
 from niss.protocol.server import Outcome
-from niss.protocol.shares import pack, unpack
-from niss.protocol.wire import encode
 from support.protocol_round import Federation, carried, resigned, signed_by
 
 SIZE = 7

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.shares import pack, packed_size, unpack
+from niss.protocol.agreement import pack, packed_size, unpack
 
 WIDTHS = range(16, 65)
 

@@ -31,7 +31,7 @@ def test_every_upload_is_hidden_though_the_sum_is_bare() -> None:
     federation = Federation(6)
     opened = federation.open(federation.terms(coordinates=2000))
     updates = federation.updates(2000)
-    from niss.protocol.shares import unpack
+    from niss.protocol.agreement import unpack
 
     for seat, client in enumerate(federation.clients):
         upload = client.upload(opened, updates[seat], federation.entropy)

@@ -21,8 +21,7 @@ from niss.mechanism import clip_l2
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.messages import RevealRequest, RoundOpen, Upload
-from niss.protocol.server import Outcome
-from niss.protocol.states import ServerStage
+from niss.protocol.server import Outcome, ServerStage
 from support.protocol_round import Federation, carried, resigned
 
 INTENDED = (ProtocolError, PrivacyError, ConfigError)

@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.states import (
-    CLIENT_TABLE,
-    SERVER_TABLE,
-    ClientStage,
-    Memory,
-    ServerStage,
-    client_step,
-    server_step,
-)
+from niss.protocol.client import CLIENT_TABLE, ClientStage, Memory, client_step
+from niss.protocol.server import SERVER_TABLE, ServerStage, server_step
 
 
 def test_every_state_can_be_reached_and_left() -> None:

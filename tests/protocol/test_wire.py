@@ -13,10 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import agree
-from niss.protocol.messages import Message, Partials, Prekey, Reveal, RevealRequest, RoundOpen, Upload
-from niss.protocol.shares import pack
-from niss.protocol.wire import SIGNING_DOMAIN, WireLimits, decode, encode, signed_part
+from niss.protocol.agreement import agree, pack
+from niss.protocol.messages import (
+    SIGNING_DOMAIN,
+    Message,
+    Partials,
+    Prekey,
+    Reveal,
+    RevealRequest,
+    RoundOpen,
+    Upload,
+    WireLimits,
+    decode,
+    encode,
+    signed_part,
+)
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")

@@ -13,8 +13,17 @@ from niss.accounting import Plan, make_terms
 from niss.protocol import Entropy
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.keys import LINKS_PER_ROUND, Identity, PrekeyStore, _link_after, _signed_link, link_of
-from niss.protocol.messages import Beacon, Participant, Refusal, RoundOpen, Terms, Upload
-from niss.protocol.wire import decode, encode, signed_part
+from niss.protocol.messages import (
+    Beacon,
+    Participant,
+    Refusal,
+    RoundOpen,
+    Terms,
+    Upload,
+    decode,
+    encode,
+    signed_part,
+)
 from niss.session.limits import Limits
 from niss.session.node import MemoryStore, Node, Training
 from niss.session.ports import Reply, Request, Stage

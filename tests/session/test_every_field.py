@@ -19,8 +19,7 @@ from niss.errors import NissError
 from niss.mechanism import gdp_mu
 from niss.protocol.agreement import agree
 from niss.protocol.keys import SIGNATURE_BYTES
-from niss.protocol.messages import Participant, Terms
-from niss.protocol.wire import encode
+from niss.protocol.messages import Participant, Terms, encode
 from niss.session.ports import Stage
 from niss.session.proposal import _PLAIN, _PROPOSAL_PURPOSE, Enrolment, Proposal, read_proposal
 from session.lone_server import COORDINATES, LoneServer, refused

@@ -10,7 +10,8 @@ import pytest
 
 from niss.accounting import Plan
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.protocol import Refusal, decode, wire
+from niss.protocol import Refusal, decode
+from niss.protocol import messages as wire
 from niss.session.limits import Limits
 from niss.session.node import ClientState
 from niss.session.ports import Request, Stage

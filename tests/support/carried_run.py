@@ -12,15 +12,12 @@ import numpy as np
 from niss.accounting import CommittedAccount
 from niss.errors import RemoteProtocolError
 from niss.mechanism.noise import Noise
-from niss.protocol.agreement import agree, commitment_of
-from niss.protocol.client import Client
+from niss.protocol.agreement import EdgeKeys, agree, commitment_of
+from niss.protocol.client import Client, rounds_answered
 from niss.protocol.keys import _signed_link, link_of
-from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload
+from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload, decode
 from niss.protocol.schedule import Schedule, previous_of
 from niss.protocol.server import Outcome
-from niss.protocol.shares import EdgeKeys
-from niss.protocol.states import rounds_answered
-from niss.protocol.wire import decode
 from support.protocol_round import Federation, carried, resigned
 
 RUN, GRID, COORDINATES = b"run", 20, 8

@@ -13,8 +13,7 @@ from niss.accounting import DrawnAccount, Plan, make_terms
 from niss.errors import NissError
 from niss.protocol.agreement import Agreed
 from niss.protocol.keys import link_of
-from niss.protocol.messages import Beacon, CarryTerms, Participant, RoundOpen, Terms
-from niss.protocol.wire import encode
+from niss.protocol.messages import Beacon, CarryTerms, Participant, RoundOpen, Terms, encode
 from support.protocol_round import Federation, resigned
 
 SIZE, COORDINATES, COLLUDERS = 7, 16, 1

@@ -14,9 +14,8 @@ from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.curve import SecretBytes
 from niss.protocol.keys import BeaconChain, Identity, _signed_link, link_of
-from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms
+from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms, decode, encode, signed_part
 from niss.protocol.server import Outcome, Server
-from niss.protocol.wire import decode, encode, signed_part
 
 
 def seeded_entropy(label: str) -> Callable[[int], bytes]:

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.protocol import committee
-from niss.protocol.agreement import Agreed, agree
+from niss.protocol.agreement import Agreed, EdgeKeys, agree, derive_seed
+from niss.protocol.committee import recover
 from niss.protocol.curve import SecretBytes
 from niss.protocol.messages import Reveal, RoundOpen, Upload
-from niss.protocol.repair import recover
-from niss.protocol.shares import EdgeKeys, derive_seed
 from support.hostile import rounded_variance
 
 Square = NDArray[np.float64]

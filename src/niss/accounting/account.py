@@ -133,7 +133,7 @@ class CommittedAccount(Account):
     promise    to the client over the whole run: what the grid costs has to fit into its part of delta
     budget     most mu over the whole run; infinite: any
     failure    with which the bound on colluders in a committee may fail, as in `DrawnAccount`
-    earlier    the rounds of this run that it was charged for (`niss.protocol.states.rounds_answered`)
+    earlier    the rounds of this run that it was charged for (`niss.protocol.client.rounds_answered`)
 
     Round t costs `Delta' K[P + t] Delta - Delta' K[P] Delta`, K that
     of the whole run at its worst; missing uploads, an early end and a server that lies within the rules only

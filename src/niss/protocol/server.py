@@ -6,7 +6,7 @@ never waits for anyone, the driver decides when a stage is over. A message that 
 
 **Liars in a repair.** Each upload commits to its self-mask and, before anyone knows who drops out, to every piece of
 its secret. What a member of the committee makes of its piece carries a proof; of those members whose proofs hold, as
-many as the threshold are combined (`niss.protocol.repair`). Named in `Outcome.liars`, and an honest client never, is
+many as the threshold are combined (`niss.protocol.committee`). Named in `Outcome.liars`, and an honest client never, is
 
 - a member whose partials do not fit the pieces that their owners committed to, or that it was not asked for;
 - a client whose pieces do not fit together, or that committed to another self-mask than they give.
@@ -24,6 +24,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,16 @@ from numpy.typing import NDArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred, residues
 from niss.protocol import committee
-from niss.protocol.agreement import Agreed, Context, Edge, agree
+from niss.protocol.agreement import Agreed, Context, Edge, agree, check_packed, sum_packed
+from niss.protocol.committee import (
+    Recovered,
+    check_vote,
+    dropped_before,
+    make_verdict,
+    recover,
+    take_out_masks,
+    take_out_shares,
+)
 from niss.protocol.keys import Identity, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
@@ -46,19 +56,50 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
     Vote,
+    decode,
+    encode,
+    signed_part,
 )
-from niss.protocol.repair import (
-    Recovered,
-    check_vote,
-    dropped_before,
-    make_verdict,
-    recover,
-    take_out_masks,
-    take_out_shares,
-)
-from niss.protocol.shares import check_packed, sum_packed
-from niss.protocol.states import ServerStage, server_step
-from niss.protocol.wire import decode, encode, signed_part
+
+
+class ServerStage(Enum):
+    """Where the server stands in its current round.
+
+    IDLE        has not opened a round yet
+    COLLECTING  takes uploads
+    REPAIRING   has asked the committee for reveals, and takes them
+    CLOSED      has summed; the next round may be opened
+    """
+
+    IDLE = "idle"
+    COLLECTING = "collecting"
+    REPAIRING = "repairing"
+    CLOSED = "closed"
+
+
+# What the driver asks for is in lower case, what arrives from clients in upper.
+SERVER_TABLE: dict[tuple[ServerStage, str], ServerStage] = {
+    (ServerStage.IDLE, "open round"): ServerStage.COLLECTING,
+    (ServerStage.CLOSED, "open round"): ServerStage.COLLECTING,
+    (ServerStage.COLLECTING, "Upload"): ServerStage.COLLECTING,
+    (ServerStage.COLLECTING, "request reveals"): ServerStage.REPAIRING,
+    (ServerStage.REPAIRING, "Reveal"): ServerStage.REPAIRING,
+    (ServerStage.REPAIRING, "request carried reveals"): ServerStage.REPAIRING,
+    (ServerStage.COLLECTING, "finish"): ServerStage.CLOSED,
+    (ServerStage.REPAIRING, "finish"): ServerStage.CLOSED,
+}
+
+
+def server_step(state: ServerStage, event: str) -> ServerStage:
+    """The server's state after `event`: a message's class name, or in lower case what the driver asks for.
+
+    Out of turn, a message is a `RemoteProtocolError` and a call of the driver a `LocalProtocolError`.
+    """
+    following = SERVER_TABLE.get((state, event))
+    if following is None:
+        kind = RemoteProtocolError if event[0].isupper() else LocalProtocolError
+        raise kind(f"{event!r} is not allowed while the server is in state {state.value!r}")
+    return following
 
 
 @dataclass(frozen=True)

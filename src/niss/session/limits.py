@@ -24,7 +24,7 @@ from niss.checks import LIMITS, require_one_of, require_real
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.protocol import LINKS_PER_ROUND, MODES, Policy, Schedule, load_coalition
-from niss.protocol.wire import VERSION as WIRE_VERSION
+from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.session.proposal import Proposal
 from niss.version import which_to_upgrade
 

@@ -43,8 +43,8 @@ from niss.protocol import (
     length_prefixed,
     verify,
 )
+from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.protocol.messages import RoundCohorts
-from niss.protocol.wire import VERSION as WIRE_VERSION
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.settings import check_json
 from niss.version import which_to_upgrade

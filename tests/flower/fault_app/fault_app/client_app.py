@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from fault_app import step
 from niss.flower import niss_mod
 from niss.protocol import keys
-from niss.protocol.wire import decode, encode
+from niss.protocol.messages import decode, encode
 
 
 def fault_mod(message: Message, context: Context, call_next: Any) -> Message:
