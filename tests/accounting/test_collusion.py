@@ -1,4 +1,4 @@
-"""The worst set of colluders: the bound on colluding neighbours, exact enumeration, calibration, and the search."""
+"""The worst set of colluders: the bound on colluding neighbours, exact enumeration and calibration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from niss.accounting import calibrate_tau2
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.views import Corruption, calibrate_for, colluding_neighbours, collusion, worst_case
-from niss.views.search import search_colluders
 
 FloatArray = NDArray[np.float64]
 
@@ -186,39 +185,13 @@ def test_complete_rounds_of_unlike_clients_are_no_shortcut(field: str) -> None:
     assert found.ratio == pytest.approx(_brute_force(graph, 2, [6] * 7, arguments), rel=1e-9)
 
 
-GUIDED = [
-    ("regular", 16, 4, 3, 0.0),
-    ("regular", 16, 4, 3, 0.05),
-    ("regular", 20, 5, 3, 0.05),
-    ("regular", 24, 5, 2, 0.0),
-    ("random", 14, 3, 3, 0.0),
-    ("unequal", 14, 3, 3, 0.0),
-    ("coalition", 16, 3, 3, 0.0),
-]
-
-
-@pytest.mark.parametrize(("kind", "size", "degree", "count", "failure"), GUIDED)
-def test_the_search_comes_close_to_the_true_worst_case(
-    kind: str, size: int, degree: int, count: int, failure: float
-) -> None:
-    """Never below the exact ratio, since it only tries admissible sets, and at most 5 % above it here."""
-    corruption = Corruption(colluders=count, failure=failure)
-    graph = _graph(kind, size, degree)
-    arguments = _arguments(graph, 0.1)
-    exact = worst_case(graph, corruption, **arguments)
-    searched = search_colluders(graph, corruption, **arguments)
-    assert exact.exact
-    assert not searched.exact
-    assert 1.0 - 1e-9 <= searched.ratio / exact.ratio <= 1.05
-
-
-def test_the_search_finds_who_can_be_cut_off() -> None:
+def test_the_worst_case_is_who_can_be_cut_off() -> None:
     """One client has only two neighbours among forty well-connected ones."""
     inner = ShareGraph.regular(39, degree=5, beacon=b"b")
     edges = list(zip(inner.senders, inner.receivers, inner.weights, strict=True))
     graph = ShareGraph(40, [*edges, (39, 3, 2.5), (3, 39, 2.5), (39, 20, 2.5), (20, 39, 2.5)])
     arguments = {"unit_variance": 0.2, "residual_variance": 0.1, "target_variance": 1.0}
-    found = search_colluders(graph, Corruption(colluders=2), **arguments)
+    found = worst_case(graph, Corruption(colluders=2), **arguments)
     assert (found.client, found.colluders) == (39, (3, 20))
     assert found.ratio == pytest.approx(0.1, rel=1e-9)
 
@@ -228,8 +201,7 @@ def test_clients_without_fresh_noise_have_no_protection(share: float) -> None:
     graph = ShareGraph.regular(30, degree=3, beacon=b"b")
     arguments = _arguments(graph, 0.2)
     arguments["residual_variance"] = np.where(np.arange(30) < share * 30, 0.2, 0.0)
-    for examine in (worst_case, search_colluders):
-        assert examine(graph, Corruption(colluders=6), **arguments).ratio == 0.0
+    assert worst_case(graph, Corruption(colluders=6), **arguments).ratio == 0.0
 
 
 @pytest.mark.parametrize("exact_sets", [0, 3_000])

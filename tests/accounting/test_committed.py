@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.accounting import Committed, Plan, forecast
-from niss.accounting.forecasts import banded_noise, best_noise, independent_noise
+from niss.accounting.committed import banded_noise, best_noise, independent_noise
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_mu

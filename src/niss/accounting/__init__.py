@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from niss.accounting.asked import PlanQuestion
     from niss.accounting.committed import Committed
     from niss.accounting.discretisation import Promise, grid_delta, run_grid_delta
-    from niss.accounting.forecasts import CarriedForecast, PlanForecast
     from niss.accounting.judgement import Outlook, judge_plan, outlook
     from niss.accounting.ledger import Charge, ChargeableLedger, Ledger, LedgerHeader
     from niss.accounting.ledger_file import LedgerFile
     from niss.accounting.outsider import OutsiderClaim, client_dp_event, outsider_epsilon, to_dp_event
-    from niss.accounting.planner import forecast, plan
+    from niss.accounting.planner import CarriedForecast, PlanForecast, forecast, plan
     from niss.accounting.plans import Balance, Plan, RoundPlan
     from niss.accounting.statement import (
         ClientStatement,
@@ -51,8 +50,7 @@ _MODULES = {
     "niss.accounting.ledger_file": "LedgerFile",
     "niss.accounting.judgement": "Outlook judge_plan outlook",
     "niss.accounting.outsider": "OutsiderClaim client_dp_event outsider_epsilon to_dp_event",
-    "niss.accounting.forecasts": "CarriedForecast PlanForecast",
-    "niss.accounting.planner": "forecast plan",
+    "niss.accounting.planner": "CarriedForecast PlanForecast forecast plan",
     "niss.accounting.plans": "Balance Plan RoundPlan",
     "niss.accounting.asked": "PlanQuestion",
     "niss.accounting.statement": "ClientStatement Statement assess make_statement stated_delta stated_relation",

@@ -27,7 +27,7 @@ from niss.settings import (
 )
 
 if TYPE_CHECKING:
-    from niss.accounting.forecasts import CarriedForecast, PlanForecast
+    from niss.accounting.planner import CarriedForecast, PlanForecast
 
 Relation = Literal["zero-out", "replace-one"]
 Pattern = Literal["cyclic", "any"]
@@ -256,13 +256,11 @@ class PlanQuestion:
             if getattr(self, one.name) != one.default
         }
 
-    def forecast(
-        self, *, search: bool = False, progress: Callable[[str], None] | None = None
-    ) -> PlanForecast | CarriedForecast:
-        """The cheapest plan, and what it costs; `search` and `progress` as in `niss.accounting.forecast`."""
+    def forecast(self, progress: Callable[[str], None] | None = None) -> PlanForecast | CarriedForecast:
+        """The cheapest plan, and what it costs; `progress` as in `niss.accounting.forecast`."""
         from niss.accounting.planner import forecast
 
-        planned: PlanForecast | CarriedForecast = forecast(search=search, progress=progress, **self.asked())
+        planned: PlanForecast | CarriedForecast = forecast(progress=progress, **self.asked())
         return planned
 
     def to_json(self, planned: PlanForecast | CarriedForecast) -> dict[str, Any]:

@@ -27,14 +27,13 @@ from numpy.typing import NDArray
 from scipy.linalg import solveh_banded
 
 from niss.accounting.committed import Committed
-from niss.errors import ConfigError, PrivacyError
+from niss.errors import PrivacyError
 from niss.graph import ShareGraph, draw_graph
 from niss.mechanism import gdp_mu
 from niss.mechanism.noise import Noise
 from niss.views import WorstCase, calibrate_for, worst_case
 from niss.views.collusion import SpectralBound, expected_bound, few_sets, spectral_bound
 from niss.views.numerics import find_root
-from niss.views.search import search_colluders
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
@@ -144,25 +143,6 @@ class NoiseNeeded:
             self._draft.corruption,
             unit_variance=kappa / self._draft.neighbours,
             residual_variance=residual,
-            target_variance=1.0,
-        )
-
-    def search(self, kappa: float, tau2: float, worst: WorstCase) -> WorstCase:
-        """The worst colluders that a search finds."""
-        graph = self._graph
-        if worst.exact:
-            return worst
-        if graph is None:
-            raise ConfigError(
-                f"a search through rounds of {self._size} with {self._draft.neighbours:g} neighbours takes too long",
-                field="search",
-                hint=f"at most {_DRAWN_PARTICIPANTS:,} participants, and {_DRAWN_SHARES:,} shares in all",
-            )
-        return search_colluders(
-            graph,
-            self._draft.corruption,
-            unit_variance=kappa / self._draft.neighbours,
-            residual_variance=tau2 * kappa,
             target_variance=1.0,
         )
 
@@ -368,9 +348,6 @@ class CarriedSearch:
         if self.goal == "mean":
             return float(self.noise(run).mean())
         return float(run.noise_in_model(self.dropout, repaired=self.repaired)[-1])
-
-    def objective_if_repaired(self, run: Committed) -> float:
-        return replace(self, repaired=True).objective(run)
 
     def fitted(self, kappa: float, ratio: float) -> Committed:
         """The least residual that keeps the promise, at this ratio and shares within a round."""

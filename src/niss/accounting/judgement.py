@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
-    from niss.accounting.forecasts import CarriedForecast, PlanForecast
+    from niss.accounting.planner import CarriedForecast, PlanForecast
 
 
 NOISY, HOPELESS = 1.0, 5.0
@@ -125,7 +125,7 @@ def judge_plan(
 
     Where noise is carried, it is what stays in the final model that counts, spread evenly over the rounds.
     """
-    from niss.accounting.forecasts import CarriedForecast
+    from niss.accounting.planner import CarriedForecast
 
     if parameters < 1:
         raise ConfigError(f"must be at least 1, not {parameters}", field="parameters")

@@ -11,27 +11,33 @@ term is what dropped clients leave uncancelled in mode `tolerate`; in mode `repa
 revealed to the server, which counts like collusion.
 
 `plan` gives the plan alone, `forecast` also what it costs. A run whose noise is carried from round to round is planned
-as a whole (`carry=True`).
+as a whole (`carry=True`), and compared with what trusted servers leave in the model (`niss.accounting.committed`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, overload
+
+import numpy as np
 
 from niss.accounting.asked import Mode, PlanQuestion
 from niss.accounting.calibration import (
     NOMINAL_KAPPA,
     CarriedSearch,
     NoiseNeeded,
+    TradeOff,
+    carrying_nothing,
     cheapest,
+    is_drawn,
+    noise_in_the_sum,
     run_draft,
     safely_within,
     total_noise,
 )
-from niss.accounting.forecasts import CarriedForecast, PlanForecast, carried_forecast, round_forecast
+from niss.accounting.committed import Committed, banded_noise, best_noise, independent_noise
 from niss.accounting.plans import Plan
 from niss.accounting.targets import (
     GRID_SHARE,
@@ -41,42 +47,137 @@ from niss.accounting.targets import (
     split_failure,
 )
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism import gdp_mu
-from niss.methods import client_sensitivity, enough_neighbours, too_sparse
+from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.methods import client_sensitivity, enough_neighbours, marginal_mu, too_sparse
 from niss.settings import check
+from niss.views import WorstCase
+
+Progress = Callable[[str], None]
+
+# Every step towards the best correlated noise costs T^3, so that longer runs would keep a reader waiting.
+BEST_ROUNDS = 200
+_NO_GAIN, _LITTLE_GAIN = 0.98, 0.75
+
+
+@dataclass(frozen=True)
+class PlanForecast:
+    """A plan and what it costs. Ratios are variances of the sum of all uploads.
+
+    plan                        calibrates tau^2 again for the graph of every round
+    sigma                       deviation of the noise a client would need alone, on its upload x_k / participants
+    tau2                        what a typical graph needs
+    kappa                       strength of the shares
+    epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
+    epsilon_marginal            of one upload looked at alone, which is what the paper counts
+    effective_variance_ratio    the worst-off client's effective variance over sigma^2
+    aggregate_variance_ratio_*  noise in the sum, over that of a trusted server (`to_central`) and of DP-FedAvg
+                                (`to_local`); `ideal` is what secure aggregation with distributed noise would reach
+    dropout_part                how much of it dropped clients leave behind
+    mode, recommended_mode      what happens to dropouts, and what would leave less noise
+    worst                       the client that decides, and colluders that do the most to it
+    curve                       the noise in the sum over kappa
+    notes                       what a reader has to know
+    """
+
+    plan: Plan
+    participants: int
+    sigma: float
+    tau2: float
+    kappa: float
+    neighbours: float
+    epsilon_joint: float | None
+    epsilon_marginal: float
+    effective_variance_ratio: float
+    aggregate_variance_ratio_to_central: float
+    aggregate_variance_ratio_to_local: float
+    aggregate_variance_ratio_ideal: float
+    dropout_part: float
+    mode: str
+    recommended_mode: str
+    worst: WorstCase
+    curve: tuple[TradeOff, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and settings, ready for `json.dumps`."""
+        values = asdict(self)
+        values["curve"] = [{**asdict(point), "total": point.total} for point in self.curve]
+        values["worst"]["colluders"] = len(self.worst.colluders)
+        # With derived seeds nothing is sent; the other two are the paper's ways of sending shares.
+        values["bytes_per_client"] = {
+            "shares derived from key agreement": 0,
+            "shares sent as seeds": 32 * math.ceil(self.neighbours),
+            "shares sent as vectors, per parameter": 4 * math.ceil(self.neighbours),
+        }
+        return values
+
+
+@dataclass(frozen=True)
+class CarriedForecast:
+    """A plan and what it costs. Ratios are variances in the model over those of trusted servers at the same mu.
+
+    plan                                      in units of the squared `sensitivity` of one upload
+    clients, epsilon, delta, dropout, mode    as asked
+    participations                            the most of one client
+    separation, carried_to_residual           as in the plan
+    kappa                                     shares sent within a round over the noise a client would need alone
+    model_variance_ratio_to_central_mean      on average over the rounds, over independent noise of a trusted server
+    model_variance_ratio_to_central_final     the same for the final model
+    model_variance_ratio_to_best              mean, over the best correlated noise of a trusted server (fixed cyclic
+                                              cohorts); None for long runs, where it is not computed
+    noise, noise_central, noise_banded        in the model after each round: ours, a trusted server's independent noise,
+                                              and its banded square root (BandMF)
+    noise_best                                the same of the best correlated noise; None where it is not computed
+    notes                                     what a reader has to know
+    """
+
+    plan: Committed
+    sensitivity: float
+    clients: int
+    epsilon: float
+    delta: float
+    dropout: float
+    mode: str
+    mu: float
+    participations: int
+    separation: int
+    carried_to_residual: float
+    kappa: float
+    model_variance_ratio_to_central_mean: float
+    model_variance_ratio_to_central_final: float
+    model_variance_ratio_to_best: float | None
+    noise: tuple[float, ...]
+    noise_central: tuple[float, ...]
+    noise_banded: tuple[float, ...]
+    noise_best: tuple[float, ...] | None
+    notes: tuple[str, ...]
+
+    @property
+    def residual(self) -> float:
+        """Variance of the fresh noise in the sum of a round."""
+        return self.plan.noise.participants * self.plan.noise.residual * self.sensitivity**2
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and settings, ready for `json.dumps`."""
+        return asdict(self)
+
+
+@overload
+def forecast(*, carry: Literal[True], progress: Progress | None = None, **asked: Any) -> CarriedForecast: ...
 
 
 @overload
 def forecast(
-    *,
-    carry: Literal[True],
-    search: bool = False,
-    progress: Callable[[str], None] | None = None,
-    **asked: Any,
-) -> CarriedForecast: ...
-
-
-@overload
-def forecast(
-    *,
-    carry: Literal[False] = False,
-    search: bool = False,
-    progress: Callable[[str], None] | None = None,
-    **asked: Any,
+    *, carry: Literal[False] = False, progress: Progress | None = None, **asked: Any
 ) -> PlanForecast: ...
 
 
 def forecast(
-    *,
-    carry: bool = False,
-    search: bool = False,
-    progress: Callable[[str], None] | None = None,
-    **asked: Any,
+    *, carry: bool = False, progress: Progress | None = None, **asked: Any
 ) -> PlanForecast | CarriedForecast:
     """The cheapest plan for the target, and what it costs; with `tau2` given, what that tau^2 promises instead.
 
     carry     noise is carried from round to round, and the run is planned as a whole; else each round on its own
-    search    also look for the worst colluders, which shows how near an attacker comes to the promise
     progress  is told in a few words what is being computed
     asked     the fields of `PlanQuestion`, of which `participants` must be given
 
@@ -95,7 +196,7 @@ def forecast(
     """
     question = check(PlanQuestion, {**asked, "carry": carry})
     say = progress or (lambda _: None)
-    return _carried(question, say) if carry else _within_rounds(question, search, say)
+    return _carried(question, say) if carry else _within_rounds(question, say)
 
 
 def plan(**asked: Any) -> Plan:
@@ -107,29 +208,75 @@ def plan(**asked: Any) -> Plan:
     return forecast(**asked, carry=False).plan
 
 
-def _within_rounds(question: PlanQuestion, search: bool, say: Callable[[str], None]) -> PlanForecast:
-    mode, tau2, kappa = question.mode, question.tau2, question.kappa
+def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
+    size, mode, dropout = question.participants, question.mode, question.dropout
     draft = _draft(question, mode)
     say("bounding what colluders can do")
-    noise = NoiseNeeded(draft, question.participants, question.dropout, mode)
-    curve = noise.curve() if tau2 is None else ()
-    chosen = replace(draft, kappa=kappa or (cheapest(curve) if curve else 1.0))
-    say(f"calibrating at kappa = {chosen.kappa:.3g}")
-    needed, worst = (
-        noise.calibrated(chosen.kappa) if tau2 is None else (tau2, noise.worst(chosen.kappa, tau2))
-    )
-    if tau2 is None and worst.alone:
-        raise too_sparse(question.participants, draft.neighbours, draft.corruption)
+    needed = NoiseNeeded(draft, size, dropout, mode)
+    curve = needed.curve() if question.tau2 is None else ()
+    plan = replace(draft, kappa=question.kappa or (cheapest(curve) if curve else 1.0))
+    say(f"calibrating at kappa = {plan.kappa:.3g}")
+    if question.tau2 is None:
+        tau2, worst = needed.calibrated(plan.kappa)
+        if worst.alone:
+            raise too_sparse(size, plan.neighbours, plan.corruption)
+    else:
+        tau2, worst = question.tau2, needed.worst(plan.kappa, question.tau2)
     better: str = mode
-    if tau2 is None and kappa is None and question.dropout:
+    if curve and question.kappa is None and dropout:
         better = _better_mode(question, min(curve, key=total_noise).total)
-    found = None
-    if search and draft.corruption.removed:
-        say("looking for the worst colluders")
-        found = noise.search(chosen.kappa, needed, worst)
-    return round_forecast(
-        chosen, question.participants, needed, worst, found, question.dropout, (mode, better), curve
+    mu = float(plan.round_mu(np.arange(1))[0])
+    # Over all participations, in units of the noise a client would need alone.
+    whole = mu * math.sqrt(plan.participations)
+    alone = float(marginal_mu(whole, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2))
+    promised = whole / math.sqrt(worst.ratio) if worst.ratio > 0.0 else None
+    noise = noise_in_the_sum(plan.kappa, tau2 * plan.kappa, size, dropout, mode)
+    local = (1.0 - dropout) * size
+    return PlanForecast(
+        plan=plan,
+        participants=size,
+        sigma=float(plan.sensitivity(1.0 / size, 1.0)) / mu,
+        tau2=tau2,
+        kappa=plan.kappa,
+        neighbours=plan.neighbours,
+        epsilon_joint=None if promised is None else gdp_epsilon(promised, plan.gaussian_delta),
+        epsilon_marginal=gdp_epsilon(alone, plan.delta),
+        effective_variance_ratio=worst.ratio,
+        aggregate_variance_ratio_to_central=noise.total,
+        aggregate_variance_ratio_to_local=noise.total / local,
+        aggregate_variance_ratio_ideal=1.0 / (1.0 - plan.colluders / size),
+        dropout_part=noise.dropout,
+        mode=mode,
+        recommended_mode=better,
+        worst=worst,
+        curve=curve,
+        notes=tuple(_notes(plan, size, worst, noise, (mode, better), gains=noise.total < local)),
     )
+
+
+def _notes(
+    plan: Plan, participants: int, worst: WorstCase, noise: TradeOff, modes: tuple[str, str], *, gains: bool
+) -> Iterator[str]:
+    """`modes`: the one that was asked for, and the one that leaves less noise."""
+    if not gains:
+        binding = "collusion"
+        if noise.dropout > noise.residual:
+            binding = "the dropout rate"
+        elif worst.colluders and plan.graph == "regular":
+            binding = "collusion among few neighbours"
+        yield f"No gain over DP-FedAvg: {binding} leaves as much noise."
+    if modes[0] != modes[1]:
+        yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
+    if not worst.exact and plan.corruption.removed:
+        yield "What colluders can do is bounded by a proof that covers every placement, not searched for."
+    if plan.graph != "complete" and not is_drawn(participants, plan.neighbours):
+        yield (
+            "For a round this large the noise is that of the graph to be expected; the graph of every round is "
+            "examined when it is drawn."
+        )
+    if plan.failure:
+        where = "neighbours or members of a committee" if plan.committee else "neighbours"
+        yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
 
 
 def _draft(question: PlanQuestion, mode: Mode) -> Plan:
@@ -219,9 +366,9 @@ def _require_room(plan: Plan, participants: int) -> None:
         )
 
 
-def _carried(question: PlanQuestion, say: Callable[[str], None]) -> CarriedForecast:
+def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
     """The run that leaves least noise in the model."""
-    size, dropout = question.participants, question.dropout
+    size, dropout, repaired = question.participants, question.dropout, question.mode == "repair"
     assert question.clients is not None
     assert question.rounds is not None
     # What is no target is refused in the caller's own numbers.
@@ -229,7 +376,7 @@ def _carried(question: PlanQuestion, say: Callable[[str], None]) -> CarriedForec
     delta = (1.0 - GRID_SHARE) * question.delta
     dropped = question.declared_dropped
     if dropped is None:
-        dropped = most_dropped(size, dropout, delta) if question.mode == "repair" else 0
+        dropped = most_dropped(size, dropout, delta) if repaired else 0
     draft = run_draft(
         participants=size,
         rounds=question.rounds,
@@ -239,13 +386,62 @@ def _carried(question: PlanQuestion, say: Callable[[str], None]) -> CarriedForec
         colluders=_colluders(question),
         dropped=dropped,
     )
-    repaired, ratio = question.mode == "repair", question.carried_to_residual
     search = CarriedSearch(draft, gdp_mu(question.epsilon, delta), dropout, repaired, question.goal)
+    ratio = question.carried_to_residual
     chosen = search.at(question.kappa, ratio) if question.kappa else search.cheapest(ratio, say)
+    run = safely_within(chosen, search.mu**2)
     say("comparing with trusted servers")
     sensitivity = float(client_sensitivity(1.0 / size, question.clip, question.relation))
-    asked = {name: getattr(question, name) for name in ("clients", "epsilon", "delta", "dropout", "mode")}
-    return carried_forecast(safely_within(chosen, search.mu**2), search, sensitivity, asked)
+    unit, length, apart = (sensitivity / search.mu) ** 2, run.horizon, run.separation
+    whole = sensitivity**2 * run.noise_in_model(dropout, repaired=repaired)
+    ours, central = whole[:length], unit * independent_noise(length, apart)
+    best = unit * best_noise(length, apart) if length <= BEST_ROUNDS else None
+    return CarriedForecast(
+        plan=run,
+        sensitivity=sensitivity,
+        clients=question.clients,
+        epsilon=question.epsilon,
+        delta=question.delta,
+        dropout=dropout,
+        mode=question.mode,
+        mu=run.mu,
+        participations=math.ceil(length / apart),
+        separation=apart,
+        carried_to_residual=run.noise.carried / run.noise.residual,
+        kappa=run.noise.spatial / (2.0 * search.alone),
+        model_variance_ratio_to_central_mean=float(ours.mean() / central.mean()),
+        model_variance_ratio_to_central_final=float(whole[-1] / central[-1]),
+        model_variance_ratio_to_best=None if best is None else float(ours.mean() / best.mean()),
+        noise=tuple(ours.tolist()),
+        noise_central=tuple(central.tolist()),
+        noise_banded=tuple((unit * banded_noise(length, apart)).tolist()),
+        noise_best=None if best is None else tuple(best.tolist()),
+        notes=tuple(_carried_notes(run, search)),
+    )
+
+
+def _carried_notes(run: Committed, search: CarriedSearch) -> Iterator[str]:
+    if run.separation == 1:
+        yield "Everyone takes part in every round: carrying noise to the next round hides nothing."
+    else:
+        nothing = carrying_nothing(search, run.noise.spatial / (2.0 * search.alone))
+        left = search.objective(run) / search.objective(nothing)
+        cause = "the run is short"
+        if search.dropout:
+            taken_out = search.repaired and run.noise.dropped
+            cause = "repairs may reveal much of it" if taken_out else "dropouts leave it in the model"
+        if left > _NO_GAIN:
+            yield f"Carrying noise gains less than 2 %: {cause}."
+        elif left > _LITTLE_GAIN:
+            yield f"Carrying noise takes only {100.0 * (1.0 - left):.0f} % of it out: {cause}."
+    repaired = replace(search, repaired=True)
+    if not search.repaired and search.objective(run) > 2.0 * repaired.objective(run):
+        yield "Most of the noise is what dropped clients leave of their shares within a round: repair pays."
+    if not run.worst.exact:
+        yield "The budget is a safe bound on the costliest pattern, not its exact cost."
+    if run.horizon > BEST_ROUNDS:
+        yield f"The best correlated noise is computed for up to {BEST_ROUNDS} rounds."
+    yield "A server that adapts its steps to what it has seen (Adam) keeps the promise but loses the gain."
 
 
 def _separation(participants: int, clients: int, asked: int | None, pattern: str) -> int:

@@ -27,12 +27,10 @@ _BAR = 40
 class PlanOutput:
     """What else is asked, and how the answer is shown.
 
-    search   Also look for the worst colluders: how near does an attacker come?
     plot     Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg).
     as_json  Print the plan as JSON.
     """
 
-    search: bool = False
     plot: Path | None = None
     as_json: bool = option(False, "--json")
 
@@ -47,7 +45,6 @@ def plan_command(asked: dict[str, Any], output: PlanOutput) -> None:
     Examples:
     niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30
     niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json
-    niss plan --participants 200 --collusion 0.2 --search      how near does the worst attacker found come?
     niss plan --participants 10 --epsilon 8 --rounds 20 --parameters 62000      is there any hope?
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
     niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
@@ -56,12 +53,8 @@ def plan_command(asked: dict[str, Any], output: PlanOutput) -> None:
     from niss.accounting import CarriedForecast
 
     question: PlanQuestion = QUESTION.check(asked)
-    if question.carry and output.search:
-        raise ConfigError(
-            "what carried shares lose to colluders is known exactly", field="--search", hint="leave it out"
-        )
     with working("planning") as progress:
-        planned = question.forecast(search=output.search, progress=progress)
+        planned = question.forecast(progress)
     values = question.to_json(planned)
     if output.plot is not None:
         _plot(values, output.plot)
