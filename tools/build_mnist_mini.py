@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from niss.data import PACKAGED, Dataset, read_verified
 from niss.data.catalog import MNIST, MNIST_MINI, sha256
-from niss.data.dataset import Arrays
-from niss.data.formats import decode
 from niss.data.partition import largest_remainder, random_order
-from niss.data.sources import Found, mini_path, read_verified
 from niss.randomness import SimStream
 
+PLACE = PACKAGED / MNIST_MINI.file_sets[0][0].name
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -48,7 +47,7 @@ def stratified_cut(labels: npt.NDArray[Any], size: int, stream: SimStream) -> np
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
-def cut_mini(mnist: Arrays) -> dict[str, npt.NDArray[np.uint8]]:
+def cut_mini(mnist: Dataset) -> dict[str, npt.NDArray[np.uint8]]:
     """The four arrays that are shipped, cut out of those of MNIST; the single channel is left out."""
     stream = SimStream(seed=0).child("mnist-mini")
     train = stratified_cut(mnist.train_labels, MNIST_MINI.train_size, stream.child("train"))
@@ -81,11 +80,10 @@ def pack_npz(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Rebuild the embedded mnist-mini.")
     parser.add_argument("folder", type=Path, help="the folder with the four official MNIST files")
-    parser.add_argument("--out", type=Path, default=mini_path(), help="default: its place in the package")
+    parser.add_argument("--out", type=Path, default=PLACE, help="default: its place in the package")
     arguments = parser.parse_args()
 
-    contents, _ = read_verified(Found(MNIST, arguments.folder, MNIST.file_sets[-1]))
-    arrays = cut_mini(decode(MNIST, contents))
+    arrays = cut_mini(MNIST.decode(read_verified(MNIST, arguments.folder, MNIST.file_sets[-1])))
     packed = pack_npz(arrays)
     arguments.out.write_bytes(packed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -37,7 +38,11 @@ def require_real(
 
 
 def require_one_of(value: object, allowed: Iterable[str], *, field: str) -> None:
-    """Refuse a value that is none of those names, and name them."""
+    """Refuse a value that is none of those names, and name them, the nearest first."""
     names = tuple(allowed)
     if value not in names:
-        raise ConfigError(f"unknown value {value!r}", field=field, hint="use one of: " + ", ".join(names))
+        nearest = difflib.get_close_matches(str(value).lower(), names, n=1)
+        guess = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ConfigError(
+            f"unknown value {value!r}", field=field, hint=f"{guess}use one of: {', '.join(names)}"
+        )

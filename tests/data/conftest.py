@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niss.data.catalog import CIFAR10, MNIST, CifarLayout, DatasetSpec, Digest, IdxLayout, SourceFile
+from niss.data.catalog import CIFAR10, MNIST, DatasetSpec, Digest, SourceFile
+from niss.data.formats import IDX_FILES, CifarLayout
 
 
 @pytest.fixture(autouse=True)
@@ -138,12 +139,17 @@ def idx(array: np.ndarray) -> bytes:
     return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def tar_gz(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+def tar_gz(*members: tuple[str, bytes] | tarfile.TarInfo) -> bytes:
+    """An archive of files, by name and content, and of whatever else is described."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for member, content in members:
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                archive.addfile(member)
+                continue
+            info = tarfile.TarInfo(member[0])
+            info.size = len(member[1])
+            archive.addfile(info, io.BytesIO(member[1]))
     return packed.getvalue()
 
 
@@ -155,21 +161,21 @@ def _source(name: str, raw: bytes, mirrors: tuple[str, ...]) -> SourceFile:
 def idx_miniature() -> Callable[..., Miniature]:
     def make(*mirrors: str) -> Miniature:
         random = np.random.default_rng(5)
-        arrays = {
-            "train_images": random.integers(0, 256, (12, 28, 28), dtype=np.uint8),
-            "train_labels": random.integers(0, 10, 12, dtype=np.uint8),
-            "test_images": random.integers(0, 256, (4, 28, 28), dtype=np.uint8),
-            "test_labels": random.integers(0, 10, 4, dtype=np.uint8),
+        arrays = [
+            random.integers(0, high, shape, dtype=np.uint8)
+            for count in (12, 4)
+            for high, shape in ((256, (count, 28, 28)), (10, count))
+        ]
+        files = {
+            name: gzip.compress(idx(array), mtime=0) for name, array in zip(IDX_FILES, arrays, strict=True)
         }
-        names = IdxLayout()
-        files = {getattr(names, key): gzip.compress(idx(array), mtime=0) for key, array in arrays.items()}
         spec = replace(
             MNIST,
             train_size=12,
             test_size=4,
             file_sets=(tuple(_source(name, raw, mirrors) for name, raw in files.items()),),
         )
-        return Miniature(spec, files, **arrays)
+        return Miniature(spec, files, *arrays)
 
     return make
 
@@ -192,30 +198,27 @@ def cifar_miniature() -> Callable[..., Miniature]:
         digests = {name: Digest("sha256", hashlib.sha256(raw).hexdigest()) for name, raw in plain.items()}
         folder = tarfile.TarInfo(layout.folder_in_archive)
         folder.type = tarfile.DIRTYPE
-        members = [(folder, b""), (tarfile.TarInfo(f"{layout.folder_in_archive}/readme.html"), b"hello")]
-        members += [
-            (tarfile.TarInfo(f"{layout.folder_in_archive}/{name}"), raw) for name, raw in plain.items()
-        ]
-        archive = tar_gz(members)
+        inside = {"readme.html": b"hello"} | plain
+        archive = tar_gz(folder, *((f"{folder.name}/{name}", raw) for name, raw in inside.items()))
         spec = replace(
             CIFAR10,
             train_size=15,
             test_size=3,
-            layout=replace(layout, label_bytes=label_bytes, digests=digests),
+            layout=replace(layout, label_bytes=label_bytes),
             file_sets=(
                 tuple(SourceFile(name, digest) for name, digest in digests.items()),
                 (_source(layout.archive, archive, mirrors),),
             ),
         )
-        train = np.concatenate([records[name] for name in layout.train])
-        test = records["test_batch.bin"]
+        parts = (np.concatenate([records[name] for name in layout.train]), records["test_batch.bin"])
         return Miniature(
             spec,
             plain if loose else {layout.archive: archive},
-            train_images=train[:, label_bytes:].reshape(-1, 3, 32, 32),
-            train_labels=train[:, label_bytes - 1],
-            test_images=test[:, label_bytes:].reshape(-1, 3, 32, 32),
-            test_labels=test[:, label_bytes - 1],
+            *(
+                array
+                for part in parts
+                for array in (part[:, label_bytes:].reshape(-1, 3, 32, 32), part[:, label_bytes - 1])
+            ),
         )
 
     return make

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from niss.data.catalog import Digest
-from niss.data.download import DownloadError, download
+from niss.data.catalog import Digest, SourceFile
+from niss.data.download import DownloadError, download_file
 from niss.errors import DataError
 
 # Longer than what is read at one go, so that a cut can fall in the middle.
@@ -30,9 +30,9 @@ def part(target: Path) -> Path:
     return target.with_name(NAME + ".part")
 
 
-def get(target: Path, *servers, **options) -> None:
-    urls = [(server if isinstance(server, str) else server.url) + NAME for server in servers]
-    download(urls, target, **({"digest": DIGEST, "max_bytes": 1 << 20} | options))
+def get(target: Path, *servers, max_bytes: int = 1 << 20, progress=None) -> None:
+    mirrors = tuple(server if isinstance(server, str) else server.url for server in servers)
+    download_file(SourceFile(NAME, DIGEST, mirrors, max_bytes), target, progress)
 
 
 def assert_complete(target: Path) -> None:
@@ -131,13 +131,14 @@ def test_a_part_is_gone_on_with_or_discarded_reported_and_fetched_anew(
     ids=["keeps cutting", "stalls", "has a wrong file", "lacks it"],
 )
 def test_the_next_mirror_serves_where_one_is_of_no_use(
-    start_server, target, dead_url, faults, content, asked, asked_of_the_next
+    start_server, target, dead_url, faults, content, asked, asked_of_the_next, monkeypatch
 ):
     first, second = start_server(), start_server()
     vars(first).update(faults)
     first.files.update({} if content is None else {NAME: content})
     second.files[NAME] = CONTENT
-    get(target, dead_url, first, second, timeout=1.0)
+    monkeypatch.setattr("niss.data.download._SECONDS", 1.0)
+    get(target, dead_url, first, second)
     assert_complete(target)
     assert len(first.requests) == asked
     assert second.requests == [(NAME, asked_of_the_next)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import struct
 import tarfile
 
@@ -12,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.data.formats import gunzip_exactly, idx_size, parse_idx, parse_records, read_tar_members
+from niss.data.formats import gunzip_exactly, idx_size, parse_idx, parse_records, read_tar
 from niss.errors import DataError
+from tests.data.conftest import tar_gz
 
 SHAPE = (3, 2, 4)
 
@@ -26,19 +26,6 @@ def numbered(*cases: tuple[bytes, str]) -> list[object]:
 def idx_bytes(shape: tuple[int, ...] = SHAPE, kind: int = 8) -> bytes:
     body = bytes(i % 256 for i in range(int(np.prod(shape))))
     return bytes((0, 0, kind, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + body
-
-
-def tar_bytes(*members: tuple[str, bytes] | tarfile.TarInfo) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                archive.addfile(member)
-                continue
-            info = tarfile.TarInfo(member[0])
-            info.size = len(member[1])
-            archive.addfile(info, io.BytesIO(member[1]))
-    return packed.getvalue()
 
 
 @settings(deadline=None)
@@ -105,7 +92,7 @@ def test_gunzip_does_not_unfold_a_bomb(monkeypatch):
 def test_records_use_the_last_label_byte_and_keep_channel_order():
     pixels = np.arange(12, dtype=np.uint8)
     raw = bytes((7, 42)) + pixels.tobytes() + bytes((8, 43)) + pixels[::-1].tobytes()
-    images, labels = parse_records(raw, 2, label_bytes=2, image_shape=(3, 2, 2), name="x")
+    images, labels = parse_records(raw, 2, 2, (3, 2, 2), name="x")
     assert labels.tolist() == [42, 43]
     assert labels.dtype == np.int64
     assert images[0].tolist() == pixels.reshape(3, 2, 2).tolist()
@@ -115,15 +102,15 @@ def test_records_use_the_last_label_byte_and_keep_channel_order():
 @pytest.mark.parametrize("length", [0, 25, 27])
 def test_records_refuse_another_length(length):
     with pytest.raises(DataError, match="2 records need 26"):
-        parse_records(bytes(length), 2, label_bytes=1, image_shape=(3, 2, 2), name="x")
+        parse_records(bytes(length), 2, 1, (3, 2, 2), name="x")
 
 
 def test_tar_gives_the_wanted_members_and_passes_over_others():
-    raw = tar_bytes(("d/readme", b"hello"), ("d/a.bin", b"123"), ("d/b.bin", b"45"))
-    assert read_tar_members(raw, {"d/a.bin": 3, "d/b.bin": 2}, name="x") == {
-        "d/a.bin": b"123",
-        "d/b.bin": b"45",
-    }
+    raw = tar_gz(("d/readme", b"hello"), ("d/a.bin", b"123"), ("d/b.bin", b"45"))
+    wanted = {"a.bin": b"123", "b.bin": b"45"}
+    assert read_tar(raw, "d", {"a.bin": 3, "b.bin": 2}, name="x") == wanted
+    assert read_tar(raw, "d", name="x") == wanted | {"readme": b"hello"}
+    assert read_tar(raw, "elsewhere", name="x") == {}
 
 
 def _special(kind: bytes, name: str = "d/a.bin", target: str = "/etc/passwd") -> tarfile.TarInfo:
@@ -136,20 +123,20 @@ def _special(kind: bytes, name: str = "d/a.bin", target: str = "/etc/passwd") ->
 @pytest.mark.parametrize(
     ("raw", "complaint"),
     numbered(
-        (tar_bytes(("../evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
-        (tar_bytes(("d/../../evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
-        (tar_bytes(("/etc/evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
-        (tar_bytes(("..\\evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
-        (tar_bytes(_special(tarfile.SYMTYPE)), "neither a file nor a folder"),
-        (tar_bytes(_special(tarfile.LNKTYPE)), "neither a file nor a folder"),
-        (tar_bytes(_special(tarfile.CHRTYPE, "d/tty"), ("d/a.bin", b"123")), "neither a file nor a folder"),
-        (tar_bytes(_special(tarfile.DIRTYPE)), "should be a file"),
-        (tar_bytes(("d/a.bin", b"123"), ("d/a.bin", b"456")), "twice"),
-        (tar_bytes(("d/a.bin", b"12")), "should be a file of 3 bytes"),
-        (tar_bytes(("d/a.bin", b"1234")), "should be a file of 3 bytes"),
-        (tar_bytes(("elsewhere/a.bin", b"123")), "lacks d/a.bin"),
-        (tar_bytes(("d/padding", bytes(1 << 22)), ("d/a.bin", b"123")), "far more data"),
-        (tar_bytes(("d/a.bin", b"123"))[:-20], "not a whole tar.gz"),
+        (tar_gz(("../evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
+        (tar_gz(("d/../../evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
+        (tar_gz(("/etc/evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
+        (tar_gz(("..\\evil", b"x"), ("d/a.bin", b"123")), "unsafe name"),
+        (tar_gz(_special(tarfile.SYMTYPE)), "neither a file nor a folder"),
+        (tar_gz(_special(tarfile.LNKTYPE)), "neither a file nor a folder"),
+        (tar_gz(_special(tarfile.CHRTYPE, "d/tty"), ("d/a.bin", b"123")), "neither a file nor a folder"),
+        (tar_gz(_special(tarfile.DIRTYPE)), "should be a file"),
+        (tar_gz(("d/a.bin", b"123"), ("d/a.bin", b"456")), "twice"),
+        (tar_gz(("d/a.bin", b"12")), "should be a file of 3 bytes"),
+        (tar_gz(("d/a.bin", b"1234")), "should be a file of 3 bytes"),
+        (tar_gz(("elsewhere/a.bin", b"123")), "lacks d/a.bin"),
+        (tar_gz(("d/padding", bytes(1 << 22)), ("d/a.bin", b"123")), "far more data"),
+        (tar_gz(("d/a.bin", b"123"))[:-20], "not a whole tar.gz"),
         (gzip.compress(b"no archive at all" * 100), "not a whole tar.gz"),
         (b"", "not a whole tar.gz"),
         (b"not even gzip", "not a whole tar.gz"),
@@ -157,4 +144,4 @@ def _special(kind: bytes, name: str = "d/a.bin", target: str = "/etc/passwd") ->
 )
 def test_tar_refuses_the_unsafe_the_damaged_and_the_unexpected(raw, complaint):
     with pytest.raises(DataError, match=complaint):
-        read_tar_members(raw, {"d/a.bin": 3}, name="x")
+        read_tar(raw, "d", {"a.bin": 3}, name="x")

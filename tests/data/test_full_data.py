@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niss.data import load_dataset
+from niss.data import find, load_dataset
 from niss.data.catalog import spec_named
-from niss.data.formats import Arrays
-from niss.data.sources import find
 from tools.build_mnist_mini import cut_mini
 
 # Read at import: the tests themselves run with NISS_DATA taken away.
@@ -32,7 +30,7 @@ CLASS_COUNTS = {
 def load(name: str):
     if not FULL_DATA:
         pytest.skip("NISS_DATA is not set")
-    if find(spec_named(name), [Path(FULL_DATA)]) is None:
+    if find(spec_named(name), Path(FULL_DATA)) is None:
         pytest.skip(f"NISS_DATA has no {name}")
     return load_dataset(name, root=Path(FULL_DATA), download=False)
 
@@ -59,9 +57,7 @@ def test_sizes_class_counts_checksums_and_normalisation(name):
 
 
 def test_mnist_mini_is_the_cut_of_the_official_files():
-    full = load("mnist")
-    embedded = load_dataset("mnist-mini")
-    arrays = cut_mini(Arrays(full.train_images, full.train_labels, full.test_images, full.test_labels))
+    arrays, embedded = cut_mini(load("mnist")), load_dataset("mnist-mini")
     assert np.array_equal(arrays["train_images"], embedded.train_images[:, 0])
     assert np.array_equal(arrays["train_labels"], embedded.train_labels)
     assert np.array_equal(arrays["test_images"], embedded.test_images[:, 0])

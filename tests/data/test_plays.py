@@ -11,7 +11,6 @@ from niss.data.plays import (
     FEWEST_CHARACTERS,
     VOCABULARY,
     by_client,
-    held_out,
     next_tokens,
     role_samples,
     roles,
@@ -201,22 +200,23 @@ def test_samples_are_pieces_with_the_next_character_and_the_last_are_for_the_tes
     assert next_tokens(np.arange(9), 3)[0].tolist() == [[0, 1, 2], [3, 4, 5]]
     for few in (0, 1, 3):
         assert next_tokens(np.arange(few), 3)[1].shape == (0, 3)
-    assert [held_out(count) for count in (2, 5, 10, 12, 13)] == [1, 1, 2, 2, 3]
-    arrays = by_client([np.arange(10), np.arange(4), 100 + np.arange(7)], 3)
-    assert arrays.train_inputs.tolist() == [[0, 1, 2], [3, 4, 5], [100, 101, 102]]
-    assert arrays.test_labels.tolist() == [[7, 8, 9], [104, 105, 106]]
-    assert arrays.owners is not None
-    assert arrays.owners.tolist() == [0, 0, 1]
+    assert [len(by_client([np.arange(count + 1)], 1)[2]) for count in (2, 5, 10, 12, 13)] == [1, 1, 2, 2, 3]
+    train_inputs, _, _, test_labels, owners = by_client([np.arange(10), np.arange(4), 100 + np.arange(7)], 3)
+    assert train_inputs.tolist() == [[0, 1, 2], [3, 4, 5], [100, 101, 102]]
+    assert test_labels.tolist() == [[7, 8, 9], [104, 105, 106]]
+    assert owners is not None
+    assert owners.tolist() == [0, 0, 1]
 
 
 def test_the_numbers_of_a_sample_spell_the_text():
     line = 'Who\'s there? "Nay," answer me -- (stand); unfold: yourself! & so on.'
     text = "\n".join([line] * 20)
-    arrays = role_samples({"hamlet_gut.txt": f"ACT I.\n\nBER.\n{text}\n".encode()}, 80)
-    spelled = "".join(VOCABULARY[number] for number in arrays.train_inputs.reshape(-1))
+    inputs, labels, *_ = role_samples({"hamlet_gut.txt": f"ACT I.\n\nBER.\n{text}\n".encode()}, 80)
+    spelled, shifted = (
+        "".join(VOCABULARY[number] for number in part.reshape(-1)) for part in (inputs, labels)
+    )
     assert text.startswith(spelled)
-    assert len(spelled) == 80 * len(arrays.train_inputs) > 800
-    shifted = "".join(VOCABULARY[number] for number in arrays.train_labels.reshape(-1))
+    assert len(spelled) == 80 * len(inputs) > 800
     assert shifted == text[1 : len(shifted) + 1]
 
 

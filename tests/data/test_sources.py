@@ -10,17 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niss.data import Dataset, fetch_dataset, list_datasets, load_dataset
-from niss.data.catalog import CATALOG, CIFAR10, MNIST, CifarLayout, Digest, EmbeddedLayout
-from niss.data.sources import search_roots, user_cache
+from niss.data import PACKAGED, Dataset, fetch_dataset, list_datasets, load_dataset, search_folders
+from niss.data.catalog import CATALOG, CIFAR10, MNIST, Digest
+from niss.data.formats import IDX_FILES, CifarLayout
 from niss.errors import ConfigError, DataError
-
-MNIST_NAMES = [
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-]
 
 
 def assert_same(dataset: Dataset, miniature) -> None:
@@ -40,27 +33,25 @@ def sha256s(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(raw).hexdigest() for name, raw in files.items()}
 
 
-def test_idx_files_are_found_and_decoded(idx_miniature, tmp_path):
-    miniature = idx_miniature()
-    miniature.put_into(tmp_path)
-    assert_same(load_dataset(miniature.spec, root=tmp_path, download=False), miniature)
-
-
-@pytest.mark.parametrize("loose", [True, False])
-@pytest.mark.parametrize("label_bytes", [1, 2])
-def test_records_are_read_loose_or_from_the_archive(cifar_miniature, tmp_path, loose, label_bytes):
-    miniature = cifar_miniature(loose=loose, label_bytes=label_bytes)
+@pytest.mark.parametrize(
+    "records",
+    [None, *({"loose": loose, "label_bytes": count} for loose in (True, False) for count in (1, 2))],
+)
+def test_idx_files_and_records_loose_or_in_an_archive_are_read(
+    idx_miniature, cifar_miniature, tmp_path, records
+):
+    miniature = idx_miniature() if records is None else cifar_miniature(**records)
     miniature.put_into(tmp_path)
     assert_same(load_dataset(miniature.spec, root=tmp_path, download=False), miniature)
 
 
 def test_an_archive_with_a_forged_member_is_refused(cifar_miniature, tmp_path):
     miniature = cifar_miniature()
-    layout = miniature.spec.layout
-    forged = replace(layout, digests=layout.digests | {"test_batch.bin": Digest("sha256", "0" * 64)})
+    loose, packed = miniature.spec.file_sets
+    forged = (*loose[:-1], replace(loose[-1], digest=Digest("sha256", "0" * 64)))
     miniature.put_into(tmp_path)
     with pytest.raises(DataError, match=r"test_batch.bin in cifar-10-binary.tar.gz .* should be 0000"):
-        load_dataset(replace(miniature.spec, layout=forged), root=tmp_path)
+        load_dataset(replace(miniature.spec, file_sets=(forged, packed)), root=tmp_path)
 
 
 def test_labels_beyond_the_classes_are_refused(idx_miniature, tmp_path):
@@ -70,16 +61,18 @@ def test_labels_beyond_the_classes_are_refused(idx_miniature, tmp_path):
         load_dataset(replace(miniature.spec, classes=2), root=tmp_path)
 
 
-def test_loading_downloads_into_the_cache_once(idx_miniature, server, cache):
-    miniature = idx_miniature(server.url)
+@pytest.mark.parametrize("kind", ["mnist", "cifar10"])
+def test_loading_downloads_into_the_cache_once(kind, idx_miniature, cifar_miniature, server, cache):
+    """Of CIFAR the archive, where loose files would do."""
+    miniature = (idx_miniature if kind == "mnist" else cifar_miniature)(server.url)
+    names = set(IDX_FILES) if kind == "mnist" else {"cifar-10-binary.tar.gz"}
     server.files.update(miniature.files)
     seen = set()
     first = load_dataset(miniature.spec, progress=lambda name, *_: seen.add(name))
     assert_same(first, miniature)
-    assert seen == set(MNIST_NAMES)
-    assert {path.name for path in (cache / "mnist").iterdir()} == set(MNIST_NAMES)
+    assert seen == {path.name for path in (cache / kind).iterdir()} == names
     assert_same(load_dataset(miniature.spec), miniature)
-    assert len(server.requests) == 4
+    assert len(server.requests) == len(names)
 
 
 def test_a_root_is_where_downloads_go_and_all_that_is_searched(idx_miniature, server, cache, tmp_path):
@@ -94,57 +87,44 @@ def test_a_root_is_where_downloads_go_and_all_that_is_searched(idx_miniature, se
 def test_fetching_gets_only_what_is_missing(idx_miniature, server, cache):
     miniature = idx_miniature(server.url)
     server.files.update(miniature.files)
-    (miniature.put_into(cache) / MNIST_NAMES[2]).unlink()
+    (miniature.put_into(cache) / IDX_FILES[2]).unlink()
     assert fetch_dataset(miniature.spec) == cache / "mnist"
-    assert [name for name, _ in server.requests] == [MNIST_NAMES[2]]
+    assert [name for name, _ in server.requests] == [IDX_FILES[2]]
 
 
 def test_fetching_what_is_there_verifies_it(idx_miniature, dead_url, cache):
     miniature = idx_miniature(dead_url)
     folder = miniature.put_into(cache)
     assert fetch_dataset(miniature.spec) == folder
-    (folder / MNIST_NAMES[1]).write_bytes(b"damaged")
-    with pytest.raises(DataError, match=MNIST_NAMES[1]):
+    (folder / IDX_FILES[1]).write_bytes(b"damaged")
+    with pytest.raises(DataError, match=IDX_FILES[1]):
         fetch_dataset(miniature.spec)
 
 
-def test_the_archive_is_what_is_fetched_where_loose_files_would_do(cifar_miniature, server, cache):
-    miniature = cifar_miniature(server.url)
-    server.files.update(miniature.files)
-    assert_same(load_dataset(miniature.spec), miniature)
-    assert [path.name for path in (cache / "cifar10").iterdir()] == ["cifar-10-binary.tar.gz"]
-
-
-def test_niss_data_comes_before_the_cache(idx_miniature, cache, tmp_path, monkeypatch):
+@pytest.mark.parametrize("complete", [True, False])
+def test_niss_data_comes_before_the_cache_where_it_is_complete(
+    idx_miniature, cache, tmp_path, monkeypatch, complete
+):
     miniature = idx_miniature()
-    (miniature.put_into(cache) / MNIST_NAMES[0]).write_bytes(b"damaged, but never looked at")
-    miniature.put_into(tmp_path / "shared")
+    shared, cached = miniature.put_into(tmp_path / "shared"), miniature.put_into(cache)
+    if complete:
+        (cached / IDX_FILES[0]).write_bytes(b"damaged, but never looked at")
+    else:
+        (shared / IDX_FILES[0]).unlink()
     monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
     assert_same(load_dataset(miniature.spec, download=False), miniature)
-    assert fetch_dataset(miniature.spec) == tmp_path / "shared" / "mnist"
-
-
-def test_an_incomplete_niss_data_gives_way_to_the_cache(idx_miniature, cache, tmp_path, monkeypatch):
-    miniature = idx_miniature()
-    miniature.put_into(cache)
-    (miniature.put_into(tmp_path / "shared") / MNIST_NAMES[0]).unlink()
-    monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
-    assert_same(load_dataset(miniature.spec, download=False), miniature)
+    assert fetch_dataset(miniature.spec) == (shared if complete else cached)
 
 
 def test_a_damaged_file_is_named_with_both_checksums_and_the_fix(idx_miniature, cache):
     miniature = idx_miniature()
-    path = miniature.put_into(cache) / MNIST_NAMES[3]
+    path = miniature.put_into(cache) / IDX_FILES[3]
     path.write_bytes(b"damaged")
     with pytest.raises(DataError) as caught:
         load_dataset(miniature.spec)
-    expected = miniature.spec.file_sets[-1][3].digest.hexdigest
-    assert str(path) in caught.value.message
-    assert expected in caught.value.message
-    assert hashlib.md5(b"damaged").hexdigest() in caught.value.message
-    assert caught.value.hint is not None
-    assert f"delete {path}" in caught.value.hint
-    assert "niss data get mnist" in caught.value.hint
+    checksums = miniature.spec.file_sets[-1][3].digest.hexdigest, hashlib.md5(b"damaged").hexdigest()
+    assert all(needed in caught.value.message for needed in (str(path), *checksums))
+    assert all(fix in (caught.value.hint or "") for fix in (f"delete {path}", "niss data get mnist"))
 
 
 def test_when_nothing_can_be_reached_the_hint_names_files_and_folder(idx_miniature, dead_url, cache):
@@ -152,7 +132,7 @@ def test_when_nothing_can_be_reached_the_hint_names_files_and_folder(idx_miniatu
         load_dataset(idx_miniature(dead_url).spec)
     hint = caught.value.hint or ""
     assert dead_url in caught.value.message
-    for needed in (*MNIST_NAMES, str(cache / "mnist"), "`niss data get mnist`", "NISS_DATA"):
+    for needed in (*IDX_FILES, str(cache / "mnist"), "`niss data get mnist`", "NISS_DATA"):
         assert needed in hint
 
 
@@ -160,9 +140,9 @@ def test_without_download_the_hint_names_all_ways_to_provide_it(tmp_path, monkey
     monkeypatch.setenv("NISS_DATA", str(tmp_path / "shared"))
     with pytest.raises(DataError) as caught:
         load_dataset("cifar10", download=False)
-    assert str(tmp_path / "shared" / "cifar10") in caught.value.message
-    assert str(cache / "cifar10") in caught.value.message
-    for needed in ("data_batch_3.bin", "test_batch.bin", "cifar-10-binary.tar.gz", str(cache / "cifar10")):
+    folder = str(cache / "cifar10")
+    assert all(here in caught.value.message for here in (str(tmp_path / "shared" / "cifar10"), folder))
+    for needed in ("data_batch_3.bin", "test_batch.bin", "cifar-10-binary.tar.gz", folder):
         assert needed in (caught.value.hint or "")
 
 
@@ -179,17 +159,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(call, typed, 
 
 
 def test_the_list_says_what_is_here_and_where(cache):
-    assert {info.name: info.available for info in list_datasets()} == {
-        "mnist-mini": True,
-        "mnist": False,
-        "fashion-mnist": False,
-        "cifar10": False,
-        "cifar100": False,
-        "shakespeare": False,
-    }
+    names = ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare"]
+    assert [(info.name, info.available) for info in list_datasets()] == [
+        (name, name == "mnist-mini") for name in names
+    ]
     folder = cache / "mnist"
     folder.mkdir(parents=True)
-    for name in MNIST_NAMES:
+    for name in IDX_FILES:
         (folder / name).touch()
     listed = {info.name: info for info in list_datasets()}
     assert listed["mnist"].available
@@ -202,10 +178,11 @@ def test_the_list_says_what_is_here_and_where(cache):
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_cache() == tmp_path / ".cache" / "niss"
+    assert search_folders(MNIST, None) == [tmp_path / ".cache" / "niss" / "mnist"]
     monkeypatch.setenv("NISS_DATA", "~/shared")
-    assert search_roots(None) == [tmp_path / "shared", tmp_path / ".cache" / "niss"]
-    assert search_roots(Path("~/mine")) == [tmp_path / "mine"]
+    roots = [tmp_path / "shared", tmp_path / ".cache" / "niss"]
+    assert search_folders(MNIST, None) == [root / "mnist" for root in roots]
+    assert search_folders(MNIST, Path("~/mine")) == [tmp_path / "mine" / "mnist"]
 
 
 @pytest.mark.parametrize("spec", CATALOG, ids=lambda spec: spec.name)
@@ -214,8 +191,8 @@ def test_every_catalog_entry_is_consistent(spec):
         assert len(spec.mean) == len(spec.std) == spec.image_shape[0]
     else:
         assert spec.classes == len(spec.vocabulary)
-    if isinstance(spec.layout, EmbeddedLayout):
-        assert spec.file_sets == ()
+    if spec.embedded:
+        assert all((PACKAGED / file.name).is_file() for (file,) in spec.file_sets)
         return
     for file in spec.file_sets[-1]:
         assert file.urls
@@ -234,25 +211,19 @@ def numbers(*rows: tuple[int, ...]) -> np.ndarray:
     return np.array(rows, dtype=np.int64)
 
 
+PIXELS, CLASSES = np.zeros((2, 1, 4, 4), dtype=np.uint8), np.zeros(2, dtype=np.int64)
 IMAGES = {
     "name": "x",
-    "train_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
-    "train_labels": np.zeros(2, dtype=np.int64),
-    "test_inputs": np.zeros((2, 1, 4, 4), dtype=np.uint8),
-    "test_labels": np.zeros(2, dtype=np.int64),
-    "classes": 10,
-    "mean": (0.5,),
-    "std": (0.5,),
+    **{f"{part}_inputs": PIXELS for part in ("train", "test")},
+    **{f"{part}_labels": CLASSES for part in ("train", "test")},
+    **{"classes": 10, "mean": (0.5,), "std": (0.5,)},
 }
 TEXT = {
     "name": "x",
     "train_inputs": numbers((0, 1, 2), (2, 1, 0)),
     "train_labels": numbers((1, 2, 0), (1, 0, 0)),
-    "test_inputs": numbers((0, 0, 0)),
-    "test_labels": numbers((0, 0, 0)),
-    "classes": 3,
-    "vocabulary": ("a", "b", "c"),
-    "owners": np.array([1, 0]),
+    **{f"test_{part}": numbers((0, 0, 0)) for part in ("inputs", "labels")},
+    **{"classes": 3, "vocabulary": ("a", "b", "c"), "owners": np.array([1, 0])},
 }
 
 

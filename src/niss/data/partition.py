@@ -8,14 +8,12 @@ stream, and the small tools at the end keep them so: a reproducible random order
 from __future__ import annotations
 
 import heapq
-import math
-import operator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from niss.data.catalog import unknown_name
+from niss.checks import require_one_of, require_real, require_whole
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 
@@ -55,11 +53,11 @@ def partition(
     there are.
     """
     labels = _checked_labels(labels)
-    clients = _positive(clients, "clients")
-    shards_per_client = _positive(shards_per_client, "shards_per_client")
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
-    alpha = _checked_alpha(alpha)
+    require_whole(clients, field="clients", at_least=1)
+    require_whole(shards_per_client, field="shards_per_client", at_least=1)
+    require_one_of(split, SPLITS, field="split")
+    uneven = "0.1 gives very uneven clients, 0.5 uneven ones, 100 nearly equal ones"
+    require_real(alpha, field="alpha", zero_allowed=False, hint=uneven)
     wanted = _wanted(len(labels), clients, split, samples_per_client)
     if split == "dirichlet":
         return _dirichlet(labels, clients, alpha, stream.child("dirichlet"))
@@ -90,7 +88,8 @@ def partition_by_owner(
     Raises `ConfigError` where there are fewer clients than asked for.
     """
     there = int(owners.max(initial=-1)) + 1
-    if _positive(clients, "clients") > there:
+    require_whole(clients, field="clients", at_least=1)
+    if clients > there:
         raise ConfigError(
             f"the samples belong to {there} clients, not {clients}",
             field="clients",
@@ -100,7 +99,7 @@ def partition_by_owner(
     by_owner = _cut(np.argsort(owners, kind="stable").astype(np.int64), np.bincount(owners).tolist())
     if most is None:
         return [by_owner[owner] for owner in chosen]
-    _positive(most, "samples_per_client")
+    require_whole(most, field="samples_per_client", at_least=1)
     orders = (random_order(len(by_owner[owner]), stream.child("kept", int(owner)))[:most] for owner in chosen)
     return [by_owner[owner][np.sort(order)] for owner, order in zip(chosen, orders, strict=True)]
 
@@ -189,7 +188,8 @@ def _wanted(available: int, clients: int, split: str, samples_per_client: int | 
             field="samples_per_client",
             hint="leave samples_per_client out, or use the split 'iid' or 'shards'",
         )
-    each = _positive(samples_per_client, "samples_per_client")
+    require_whole(samples_per_client, field="samples_per_client", at_least=1)
+    each = samples_per_client
     if clients * each > available:
         ways_out = [f"at most {available // clients} samples each"] if available >= clients else []
         ways_out += [f"at most {available // each} clients"] if available >= each else []
@@ -213,36 +213,6 @@ def _checked_labels(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.size == 0:
         raise ConfigError("there are no samples to share", field="labels", hint="pass at least one label")
     return array
-
-
-def _positive(value: int, field: str) -> int:
-    """A whole number of at least 1; booleans and floats are refused, since they are usually mistakes."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise ConfigError(
-            f"must be a whole number of at least 1, not {value!r}",
-            field=field,
-            hint=f"set {field} to 1 or more",
-        )
-    return number
-
-
-def _checked_alpha(value: float) -> float:
-    """The concentration of the Dirichlet split: a finite number above 0."""
-    try:
-        alpha = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        alpha = math.nan
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ConfigError(
-            f"must be a finite number above 0, not {value!r}",
-            field="alpha",
-            hint="0.1 gives very uneven clients, 0.5 uneven ones, 100 nearly equal ones",
-        )
-    return alpha
 
 
 def random_order(count: int, stream: SimStream) -> npt.NDArray[np.int64]:

@@ -68,16 +68,6 @@ _SHORT = re.compile(r"(?:[1-9I]\.? |[A-Z][a-z]*\.? |and )*[A-Z][a-z]+")
 _SEVERAL = re.compile(r"\b(?:ALL|BOTH|AND|SOME|OTHERS)\b|[,&]|S'$")
 
 
-def role_samples(files: Mapping[str, bytes], length: int) -> Arrays:
-    """Samples of `length` characters of each role, the last fifth of a role's for the test; see `by_client`.
-
-    files    the texts of the package, by file name
-    length   characters in a sample
-    """
-    texts = roles(files).values()
-    return by_client([character_numbers(text, VOCABULARY) for text in texts], length)
-
-
 def roles(files: Mapping[str, bytes]) -> dict[tuple[str, str], str]:
     """All that each role says, by play and role, in the order of the plays' names and of first speeches."""
     said: dict[tuple[str, str], list[str]] = {}
@@ -192,53 +182,43 @@ def _name(line: str) -> str:
     return " ".join(words)
 
 
-def next_tokens(tokens: Labels, length: int) -> tuple[Labels, Labels]:
-    """Inputs and labels of shape [N, length]: consecutive pieces, and the same pieces one token further on.
+def role_samples(files: Mapping[str, bytes], length: int) -> Arrays:
+    """Samples of `length` characters of each role, the last fifth of a role's for the test; see `by_client`.
 
-    The rest that does not make a whole piece is dropped.
+    files    the texts of the package, by file name
+    length   characters in a sample
     """
-    count = max(0, (len(tokens) - 1) // length)
-    whole = tokens[: count * length + 1]
-    return whole[: count * length].reshape(count, length), whole[1:].reshape(count, length)
-
-
-def character_numbers(text: str, vocabulary: Sequence[str]) -> Labels:
-    """The characters of a text as their places in the vocabulary; those it lacks are left out."""
-    places = {character: place for place, character in enumerate(vocabulary)}
-    return np.array([places[character] for character in text if character in places], dtype=np.int64)
-
-
-def held_out(count: int) -> int:
-    """How many of a client's samples are kept for the test: about a fifth, one at least, but never all."""
-    return min(max(1, round(TEST_SHARE * count)), count - 1)
-
-
-def by_client(tokens: Sequence[Labels], length: int) -> Arrays:
-    """The samples of each client's tokens, the last of them for the test; the clients are numbered as they come.
-
-    A client whose tokens do not make two samples is left out.
-    """
-    train: list[tuple[Labels, Labels]] = []
-    test: list[tuple[Labels, Labels]] = []
-    for own in tokens:
-        inputs, labels = next_tokens(own, length)
-        if len(inputs) < 2:
-            continue
-        end = len(inputs) - held_out(len(inputs))
-        train.append((inputs[:end], labels[:end]))
-        test.append((inputs[end:], labels[end:]))
-    return Arrays(*joined(train, length), *joined(test, length), owners_of([len(one) for one, _ in train]))
-
-
-def joined(parts: Sequence[tuple[Labels, Labels]], length: int) -> tuple[Labels, Labels]:
-    """All inputs and all labels, end to end; empty ones of the right shape where there are no parts."""
-    none = np.empty((0, length), dtype=np.int64)
-    return (
-        np.concatenate([none, *(inputs for inputs, _ in parts)]),
-        np.concatenate([none, *(labels for _, labels in parts)]),
+    places = {character: place for place, character in enumerate(VOCABULARY)}
+    texts = roles(files).values()
+    return by_client(
+        [np.array([places[letter] for letter in text], dtype=np.int64) for text in texts], length
     )
 
 
-def owners_of(counts: Sequence[int]) -> Labels:
-    """The owner of each sample where the clients in turn have so many each."""
-    return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+def by_client(tokens: Sequence[Labels], length: int) -> Arrays:
+    """The samples of each client's tokens, about a fifth of them, the last, for the test; clients in their order.
+
+    A client whose tokens do not make two samples is left out.
+    """
+    train, test = ([np.empty((2, 0, length), dtype=np.int64)] for _ in range(2))
+    for own in tokens:
+        pieces = next_tokens(own, length)
+        count = pieces.shape[1]
+        if count < 2:
+            continue
+        end = count - min(max(1, round(TEST_SHARE * count)), count - 1)
+        train.append(pieces[:, :end])
+        test.append(pieces[:, end:])
+    owners = np.repeat(np.arange(len(train) - 1, dtype=np.int64), [each.shape[1] for each in train[1:]])
+    inputs, labels = np.concatenate(train, axis=1)
+    test_inputs, test_labels = np.concatenate(test, axis=1)
+    return inputs, labels, test_inputs, test_labels, owners
+
+
+def next_tokens(tokens: Labels, length: int) -> Labels:
+    """Inputs and labels, [2, N, length]: consecutive pieces, and the same pieces one token further on.
+
+    The rest that does not make a whole piece is dropped.
+    """
+    end = max(0, (len(tokens) - 1) // length) * length
+    return np.stack([tokens[:end], tokens[1 : end + 1]]).reshape(2, -1, length)
