@@ -18,24 +18,19 @@ the message it answers, and the most that all of it takes together, server and m
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import os
-import platform
-import statistics
-import sys
 import tracemalloc
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from importlib.metadata import version
-from pathlib import Path
+from dataclasses import dataclass
+from statistics import median
 from time import process_time
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
+from harness import Report, Row, command_line
 from threadpoolctl import threadpool_limits
 
 from niss.accounting import Plan
@@ -43,9 +38,10 @@ from niss.accounting import Plan
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+    from flwr.proto.recorddict_pb2 import RecordDict as Proto
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Strategy
     from flwr.supercore.task_identity import TaskIdentity
@@ -61,17 +57,17 @@ SEPARATION = 2
 class Cost:
     """CPU seconds of each client in a round, of the server, and bytes that one client sends."""
 
-    clients: list[float] = field(default_factory=list)
-    server: float = 0.0
-    upload: int = 0
+    clients: list[float]
+    server: float
+    upload: int
 
     @property
-    def one_machine(self) -> float:
-        return sum(self.clients) + self.server
-
-    @property
-    def federation(self) -> float:
-        return statistics.median(self.clients) + self.server
+    def numbers(self) -> dict[str, float]:
+        return {
+            "one machine": sum(self.clients) + self.server,
+            "federation": median(self.clients) + self.server,
+            "upload": self.upload,
+        }
 
 
 class MeasuringGrid(Grid):
@@ -80,11 +76,8 @@ class MeasuringGrid(Grid):
     def __init__(self, clients: int, app: ClientApp) -> None:
         self._app = app
         self._contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in range(1, clients + 1)}
-        self.spent = dict.fromkeys(self._contexts, 0.0)
-        self.sent = dict.fromkeys(self._contexts, 0)
-        self.outside = 0.0
-        self.client_peak = 0
-        self._peak = 0
+        self.client_peak = self._peak = 0
+        self.reset()
 
     def reset(self) -> None:
         self.spent = dict.fromkeys(self._contexts, 0.0)
@@ -142,8 +135,6 @@ class MeasuringGrid(Grid):
 
 
 def _decoded(data: bytes) -> RecordDict:
-    from flwr.proto.recorddict_pb2 import RecordDict as Proto
-
     return recorddict_from_proto(Proto.FromString(data))
 
 
@@ -168,73 +159,57 @@ class Training:
 TRAINING = Training()
 
 
-def make_app(mods: list[Any]) -> ClientApp:
+def play(strategy: Strategy, mods: list[Any], clients: int, rounds: int) -> tuple[list[Cost], MeasuringGrid]:
+    """Some rounds through the strategy's own methods, as `Strategy.start` calls them; and the grid they were on."""
     app = ClientApp(mods=mods)
     app.train()(TRAINING)
-    return app
-
-
-def play(strategy: Strategy, mods: list[Any], clients: int, coordinates: int, rounds: int) -> list[Cost]:
-    """Some rounds through the strategy's own methods, as `Strategy.start` calls them."""
-    from flwr.app import ConfigRecord
-
-    grid = MeasuringGrid(clients, make_app(mods))
-    arrays = ArrayRecord({"weights": Array(np.zeros(coordinates, dtype=np.float32))})
+    grid = MeasuringGrid(clients, app)
+    arrays = ArrayRecord({"weights": Array(np.zeros_like(TRAINING.updates[1]))})
     costs = []
     for number in range(1, rounds + 1):
         grid.reset()
         started = process_time()
         messages = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
-        replies = grid.send_and_receive(messages)
-        found, _ = strategy.aggregate_train(number, replies)
-        server = process_time() - started - grid.outside
         asked = [message.metadata.dst_node_id for message in messages]
+        found, _ = strategy.aggregate_train(number, grid.send_and_receive(messages))
+        server = process_time() - started - grid.outside
         costs.append(Cost([grid.spent[node] for node in asked], server, max(grid.sent.values())))
         if found is None:
             raise RuntimeError("no result")
         expected = np.mean([TRAINING.updates[node] for node in asked], axis=0)
         _check(strategy, found["weights"].numpy() - arrays["weights"].numpy(), expected)
         arrays = found
-    return costs
+    return costs, grid
 
 
-def trace(name: str, strategy: Strategy, mods: list[Any], clients: int, coordinates: int) -> dict[str, Any]:
-    """The memory that one round takes; the fixed updates of the clients are there before."""
-    from flwr.app import ConfigRecord
+def contestants(clients: int, rounds: int) -> dict[str, tuple[Strategy, list[Any], int]]:
+    """Plain FedAvg, and NISS with ever more neighbours: strategies, mods and how many clients there are."""
+    plain = FedAvg(fraction_evaluate=0.0)
+    settings = {"clip": CLIP, "epsilon": 8.0, "kappa": 4.0, "colluders": min(1, clients - 2)}
+    settings |= {"participations": rounds, "rounds": rounds}
+    made: dict[str, tuple[Strategy, list[Any], int]] = {PLAIN: (plain, [], clients)}
+    for name, neighbours in (("niss v=4", 4.0), ("niss v=10", 10.0), ("niss complete", clients - 1.0)):
+        plan = Plan(**settings, neighbours=min(neighbours, clients - 1.0))
+        made[name] = (NissStrategy(plain, plan=plan), [niss_mod], clients)
+    turns = Plan(**settings, separation=SEPARATION)
+    made["niss carried"] = (NissStrategy(plain, plan=turns, carry=True), [niss_mod], SEPARATION * clients)
+    return made
 
-    grid = MeasuringGrid(clients, make_app(mods))
-    arrays = ArrayRecord({"weights": Array(np.zeros(coordinates, dtype=np.float32))})
-    tracemalloc.start()
-    messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
-    strategy.aggregate_train(1, grid.send_and_receive(messages))
-    row = {"contestant": name, "client_bytes": grid.client_peak, "together_bytes": grid.peak}
-    tracemalloc.stop()
-    return row
 
-
-def measure_memory(clients: int, coordinates: int) -> list[dict[str, Any]]:
-    """Plain FedAvg, and NISS with ever more neighbours, in one round each."""
+def measure_memory(clients: int, coordinates: int) -> list[Row]:
+    """What one round takes; the fixed updates of the clients are there before."""
     step = np.full(coordinates, 0.9 * CLIP / coordinates**0.5, dtype=np.float32)
-    TRAINING.updates = dict.fromkeys(range(1, clients + 1), step)
-    rows = [trace(PLAIN, FedAvg(fraction_evaluate=0.0), [], clients, coordinates)]
-    for neighbours in dict.fromkeys((min(4.0, clients - 1.0), clients - 1.0)):
-        plan = Plan(
-            clip=CLIP, epsilon=8.0, participations=1, kappa=4.0, neighbours=neighbours, chain_rounds=1
-        )
-        strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
-        rows.append(trace(f"niss v={neighbours:g}", strategy, [niss_mod], clients, coordinates))
+    TRAINING.updates = dict.fromkeys(range(1, SEPARATION * clients + 1), step)
+    rows = []
+    for name, contestant in contestants(clients, 1).items():
+        tracemalloc.start()
+        _, grid = play(*contestant, rounds=1)
+        peaks = {"one client": grid.client_peak, "together": grid.peak}
+        tracemalloc.stop()
+        rows.append({"contestant": name})
+        for kind, peak in peaks.items():
+            rows[-1] |= {f"{kind}, MB": peak / 1e6, f"{kind}, in models": peak / (4 * coordinates)}
     return rows
-
-
-def show_memory(rows: list[dict[str, Any]], coordinates: int) -> None:
-    model = 4 * coordinates
-    print("| | one client, MB | in models | together, MB | in models |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        cells = [
-            f"{row[key] / 1e6:,.1f} | {row[key] / model:.1f}" for key in ("client_bytes", "together_bytes")
-        ]
-        print(f"| {row['contestant']} | {' | '.join(cells)} |")
 
 
 def _check(strategy: Strategy, found: np.ndarray, expected: np.ndarray) -> None:
@@ -245,117 +220,72 @@ def _check(strategy: Strategy, found: np.ndarray, expected: np.ndarray) -> None:
         raise RuntimeError(f"the result is off by {off:g}, with noise of {noise:g}")
 
 
-def play_secagg(clients: int, coordinates: int, rounds: int) -> list[Cost]:
-    """Flower's SecAgg+ on the complete graph; every client is real."""
-    import protocol as other
+def play_secagg(clients: int, coordinates: int) -> Cost:
+    """Flower's SecAgg+ on the complete graph."""
+    import protocol
 
-    case = other.Case(clients=clients, coordinates=coordinates, neighbours=None, sampled=clients)
+    case = protocol.Case(clients, None, coordinates)
     vectors = np.stack([TRAINING.updates[node] for node in range(1, clients + 1)])
-    costs = []
-    for _ in range(rounds):
-        measured = other.secagg(case, vectors, drops=0, factor=1)
-        each = [sum(stage[client] for stage in measured.client.values()) for client in range(clients)]
-        server = sum(sum(stage) for stage in measured.server.values())
-        costs.append(Cost(each, server, max(measured.upload_bytes)))
-    return costs
+    measured = protocol.secagg(case, vectors, drops=0, factor=1)
+    each = [sum(stage[client] for stage in measured.client.values()) for client in range(clients)]
+    return Cost(each, measured.server_seconds(), max(measured.upload_bytes))
 
 
-def measure(clients: int, coordinates: int, rounds: int) -> dict[str, list[Cost]]:
+def measure(clients: int, coordinates: int, rounds: int) -> list[Row]:
     """All contestants on the same updates; the first round of a run enrols, and is shown apart."""
     rng = np.random.default_rng(3)
     for node in range(1, SEPARATION * clients + 1):
         drawn = rng.normal(size=coordinates).astype(np.float32)
         TRAINING.updates[node] = (0.9 * CLIP / np.linalg.norm(drawn)) * drawn
-    settings = {"clip": CLIP, "epsilon": 8.0, "kappa": 4.0, "colluders": 1}
-    settings |= {"participations": rounds + 1, "rounds": rounds + 1}
-    found = {PLAIN: play(FedAvg(fraction_evaluate=0.0), [], clients, coordinates, rounds + 1)}
-    for name, neighbours in (("niss v=4", 4.0), ("niss v=10", 10.0), ("niss complete", clients - 1.0)):
-        plan = Plan(**settings, neighbours=min(neighbours, clients - 1.0))
-        strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
-        found[name] = play(strategy, [niss_mod], clients, coordinates, rounds + 1)
-    turns = Plan(**settings, separation=SEPARATION)
-    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=turns, carry=True)
-    found["niss carried"] = play(strategy, [niss_mod], SEPARATION * clients, coordinates, rounds + 1)
-    found[RIVAL] = [Cost([0.0]), *play_secagg(clients, coordinates, max(1, rounds - 1))]
-    return found
-
-
-def summarise(found: dict[str, list[Cost]]) -> list[dict[str, Any]]:
-    rows = []
-    base = {
-        name: statistics.median(getattr(cost, name) for cost in found[PLAIN][1:])
-        for name in ("one_machine", "federation", "upload")
+    found = {
+        name: play(*contestant, rounds=rounds + 1)[0]
+        for name, contestant in contestants(clients, rounds + 1).items()
     }
+    nothing = Cost([0.0], 0.0, 0)
+    found[RIVAL] = [nothing, *(play_secagg(clients, coordinates) for _ in range(max(1, rounds - 1)))]
+    middle = {
+        name: {key: median(cost.numbers[key] for cost in costs[1:]) for key in nothing.numbers}
+        for name, costs in found.items()
+    }
+    rows = []
     for name, costs in found.items():
-        later = costs[1:]
-        machine = statistics.median(cost.one_machine for cost in later)
-        federation = statistics.median(cost.federation for cost in later)
         # SecAgg+ is timed without the wire and without the weights going out: nothing is to be taken off.
-        plain = {"one_machine": 0.0, "federation": 0.0} if name == RIVAL else base
-        rows.append(
-            {
-                "contestant": name,
-                "extra_seconds_one_machine": machine - plain["one_machine"],
-                "extra_seconds_federation": federation - plain["federation"],
-                "client_seconds": statistics.median(statistics.median(cost.clients) for cost in later),
-                "server_seconds": statistics.median(cost.server for cost in later),
-                "enrolment_seconds_one_machine": max(0.0, costs[0].one_machine - machine),
-                "upload_bytes": statistics.median(cost.upload for cost in later),
-                "upload_ratio": statistics.median(cost.upload for cost in later) / base["upload"],
-            }
-        )
-    rival = rows[-1]
-    for row in rows:
-        for kind in ("one_machine", "federation"):
-            key = f"extra_seconds_{kind}"
-            row[f"of_secagg_{kind}"] = row[key] / rival[key]
+        plain = nothing.numbers if name == RIVAL else middle[PLAIN]
+        rows.append({"contestant": name})
+        for kind in ("one machine", "federation"):
+            extra = middle[name][kind] - plain[kind]
+            rows[-1] |= {f"extra s, {kind}": extra, f"of SecAgg+, {kind}": extra / middle[RIVAL][kind]}
+        enrolment = max(0.0, costs[0].numbers["one machine"] - middle[name]["one machine"])
+        upload = middle[name]["upload"]
+        rows[-1] |= {
+            "enrolment s": enrolment,
+            "upload B": upload,
+            "x plain": upload / middle[PLAIN]["upload"],
+        }
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    print("| | extra s/round, one machine | of SecAgg+ | extra s/round, federation | of SecAgg+ | upload |")
-    print("|---|---|---|---|---|---|")
-    for row in rows:
-        print(
-            f"| {row['contestant']} | {row['extra_seconds_one_machine']:.3f} | {row['of_secagg_one_machine']:.3f} "
-            f"| {row['extra_seconds_federation']:.3f} | {row['of_secagg_federation']:.3f} "
-            f"| {row['upload_bytes']:,.0f} B, {row['upload_ratio']:.4f}x |"
-        )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=30)
-    parser.add_argument("--coordinates", type=int, default=199_210)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds to take the median of")
-    parser.add_argument("--quick", action="store_true", help="5 clients, 2,000 parameters, 1 round")
-    parser.add_argument("--memory", action="store_true", help="trace memory instead of timing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
-    options = parser.parse_args()
+    """Measure, print, write."""
+    options = command_line(
+        __doc__,
+        repeats=3,
+        clients={"type": int, "default": 30},
+        coordinates={"type": int, "default": 199_210},
+        memory={"action": "store_true", "help": "trace memory instead of timing"},
+    )
     if options.quick:
-        options.clients, options.coordinates, options.rounds = 5, 2_000, 1
+        options.clients, options.coordinates = 5, 2_000
+    report = Report(options, "flwr")
     logging.getLogger("flwr").setLevel(logging.ERROR)
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    title = f"{options.clients} clients, {options.coordinates:,} parameters"
     with threadpool_limits(1):
         if options.memory:
-            rows = measure_memory(options.clients, options.coordinates)
-            show_memory(rows, options.coordinates)
+            report.add(f"memory, {title}", measure_memory(options.clients, options.coordinates))
         else:
-            rows = summarise(measure(options.clients, options.coordinates, options.rounds))
-            show(rows)
-    if options.json is not None:
-        about = {
-            "clients": options.clients,
-            "coordinates": options.coordinates,
-            "rounds": options.rounds,
-            "machine": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "flwr": version("flwr"),
-            "rows": rows,
-        }
-        options.json.write_text(json.dumps(about, indent=2) + "\n")
+            report.add(title, measure(options.clients, options.coordinates, options.repeats))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -10,32 +10,31 @@ checkout in the same run, repeat by repeat.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from harness import machine, one_line, write_json
+from harness import Report, answer, command_line, elsewhere, in_turns, medians
 
+MANY = "--participants 1000000 --collusion 0.2"
 COMMANDS = {
-    "niss --version": ["--version"],
-    "200 participants": ["plan", "--participants", "200", "--collusion", "0.2"],
-    "5,000 participants": ["plan", "--participants", "5000", "--collusion", "0.2"],
-    "20,000 participants": ["plan", "--participants", "20000", "--collusion", "0.2"],
-    "1,000,000 participants": ["plan", "--participants", "1000000", "--collusion", "0.2"],
-    "1,000,000, dropouts repaired": [
-        *("plan", "--participants", "1000000", "--collusion", "0.2", "--dropout", "0.05", "--mode", "repair")
-    ],
-    "1,000, complete graph": ["plan", "--participants", "1000", "--neighbours", "999", "--collusion", "0.2"],
-    "carried, 1,000 of 10,000, 100 rounds": [
-        *("plan", "--carry", "--participants", "1000", "--clients", "10000", "--rounds", "100")
-    ],
+    "niss --version": "--version",
+    "200 participants": "plan --participants 200 --collusion 0.2",
+    "5,000 participants": "plan --participants 5000 --collusion 0.2",
+    "20,000 participants": "plan --participants 20000 --collusion 0.2",
+    "1,000,000 participants": f"plan {MANY}",
+    "1,000,000, dropouts repaired": f"plan {MANY} --dropout 0.05 --mode repair",
+    "1,000, complete graph": "plan --participants 1000 --neighbours 999 --collusion 0.2",
+    "carried, 1,000 of 10,000, 100 rounds": ("plan --carry --participants 1000 --clients 10000 --rounds 100"),
 }
+CARRIED = {"participants": 1_000, "clients": 10_000, "carry": True}
 QUESTIONS: dict[str, dict[str, Any]] = {
     "14 participants, 5 neighbours": {"participants": 14, "neighbours": 5, "collusion": 0.2},
     "200 participants": {"participants": 200, "collusion": 0.2},
@@ -44,89 +43,74 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         **{"participants": 2_000, "collusion": 0.2, "dropout": 0.05, "mode": "repair"}
     },
     "1,000,000 participants": {"participants": 1_000_000, "collusion": 0.2},
-    "carried, 100 rounds": {"participants": 1_000, "clients": 10_000, "rounds": 100, "carry": True},
-    "carried, 100 rounds, any pattern": {
-        **{"participants": 1_000, "clients": 10_000, "rounds": 100, "carry": True, "pattern": "any"}
-    },
-    "carried, 300 rounds": {"participants": 1_000, "clients": 10_000, "rounds": 300, "carry": True},
-    "carried, 1,000 rounds": {"participants": 1_000, "clients": 10_000, "rounds": 1_000, "carry": True},
-    "carried, 1,000 rounds, any pattern": {
-        **{"participants": 1_000, "clients": 10_000, "rounds": 1_000, "carry": True, "pattern": "any"}
-    },
+    "carried, 100 rounds": {**CARRIED, "rounds": 100},
+    "carried, 100 rounds, any pattern": {**CARRIED, "rounds": 100, "pattern": "any"},
+    "carried, 300 rounds": {**CARRIED, "rounds": 300},
+    "carried, 1,000 rounds": {**CARRIED, "rounds": 1_000},
+    "carried, 1,000 rounds, any pattern": {**CARRIED, "rounds": 1_000, "pattern": "any"},
 }
-ASK = """
-import json, sys, time
-from niss.ui.planning import PlanQuestion, answer
-questions, repeat = json.loads(sys.argv[1])
-answer(PlanQuestion(participants=50, clients=100, rounds=4, carry=True))
-answer(PlanQuestion(participants=50, collusion=0.2, dropout=0.05, mode="repair"))
-for name, question in questions.items():
-    question["participants"] -= repeat
-    if "clients" in question:
-        question["clients"] = 10 * question["participants"]
-    began = time.process_time()
-    answer(PlanQuestion(**question))
-    questions[name] = time.process_time() - began
-print(json.dumps(questions))
-"""
 
 
-def run(source: Path | None, *arguments: str) -> tuple[str, float]:
-    """What Python prints with those arguments, and the seconds of processor it takes; `source`: of another checkout."""
-    environment = dict(os.environ) if source is None else {**os.environ, "PYTHONPATH": str(source)}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, check=False, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr.decode()}")
-    return done.stdout.decode(), after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+def ask(repeat: int) -> dict[str, float]:
+    """The seconds of each answer of the page, in a process that has answered before: imports are no part of them."""
+    from niss.ui.planning import PlanQuestion, answer
+
+    answer(PlanQuestion(participants=50, clients=100, rounds=4, carry=True))
+    answer(PlanQuestion(participants=50, collusion=0.2, dropout=0.05, mode="repair"))
+    seconds = {}
+    for name, question in QUESTIONS.items():
+        question["participants"] -= repeat
+        if "clients" in question:
+            question["clients"] = 10 * question["participants"]
+        began = time.process_time()
+        answer(PlanQuestion(**question))
+        seconds[name] = time.process_time() - began
+    return seconds
 
 
-def measure_commands(source: Path | None, _repeat: int) -> dict[str, float]:
+def measure_commands(environment: dict[str, str], _repeats: object) -> dict[str, float]:
     """The seconds of each command."""
-    return {name: run(source, "-m", "niss", *arguments)[1] for name, arguments in COMMANDS.items()}
+    return {
+        name: run([sys.executable, "-m", "niss", *flags.split()], environment)
+        for name, flags in COMMANDS.items()
+    }
 
 
-def measure_page(source: Path | None, repeat: int) -> dict[str, float]:
-    """The seconds of each answer in a process that has answered before: imports are no part of a slider's answer."""
-    printed, _ = run(source, "-c", ASK, json.dumps([QUESTIONS, repeat]))
-    return dict(json.loads(printed))
+def run(command: list[str], environment: dict[str, str]) -> float:
+    """The seconds of processor that a command takes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=os.environ | environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def measure_page(environment: dict[str, str], repeats: count[int]) -> dict[str, float]:
+    """The same of the page, with other questions each time."""
+    return dict(answer(elsewhere("planner.ask", next(repeats), **environment)))
+
+
+MEASURED: dict[str, Callable[..., dict[str, float]]] = {"command": measure_commands, "page": measure_page}
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="write the numbers there")
-    parser.add_argument("--only", nargs="+", choices=["command", "page"], default=["command", "page"])
-    parser.add_argument("--beside", type=Path, help="src of another checkout, measured in turn")
-    parser.add_argument("--quick", action="store_true", help="one repeat, as a smoke test")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    where = machine("scipy")
-    print(one_line(where))
-    found: dict[str, Any] = {"machine": where}
-    sources = [None] if options.beside is None else [None, options.beside.resolve()]
+    beside = {"type": Path, "help": "src of another checkout, measured in turn"}
+    options = command_line(__doc__, only=list(MEASURED), beside=beside)
+    report = Report(options, "scipy")
+    sources: dict[str, dict[str, str]] = {"seconds": {}}
+    if options.beside is not None:
+        sources["beside"] = {"PYTHONPATH": str(options.beside.resolve())}
     for kind in options.only:
-        measured = measure_commands if kind == "command" else measure_page
-        times: list[dict[str, list[float]]] = [{} for _ in sources]
-        for repeat in range(1, 1 + (1 if options.quick else options.repeats)):
-            for source, kept in zip(sources, times, strict=True):
-                for name, seconds in measured(source, repeat).items():
-                    kept.setdefault(name, []).append(seconds)
-        print(f"\n{kind:45} seconds of processor" + ("" if len(sources) == 1 else "   beside  ratio"))
-        found[kind] = []
-        for name in times[0]:
-            here, *other = (median(kept[name]) for kept in times)
-            row = {"name": name, "seconds": here}
-            line = f"  {name:43} {here:20.2f}"
-            if other:
-                row |= {"beside": other[0], "ratio": other[0] / here}
-                line += f" {other[0]:8.2f} {row['ratio']:6.1f}"
-            print(line)
-            found[kind].append(row)
-    write_json(options.json, found)
+        turns = {
+            name: partial(MEASURED[kind], environment, count(1)) for name, environment in sources.items()
+        }
+        found = {name: medians(runs) for name, runs in in_turns(turns, options.repeats).items()}
+        rows = [
+            {kind: name} | {source: one[name] for source, one in found.items()} for name in found["seconds"]
+        ]
+        for row in rows if options.beside is not None else ():
+            row["ratio"] = row["beside"] / row["seconds"]
+        report.add(f"seconds of processor, {kind}", rows)
 
 
 if __name__ == "__main__":

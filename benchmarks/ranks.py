@@ -7,37 +7,23 @@ busiest rank, against those of one process, say how the work divides wherever it
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import machine, one_line, write_json
+from harness import Report, answer, command_line, elsewhere, in_turns, medians
+
+WORK = {"clients": 60, "samples": 100, "epochs": 2, "rounds": 6}
+"""Rounds of so many clients with an MLP 784-200-200-10, `samples` each."""
+QUICK = {"clients": 8, "samples": 20, "epochs": 1, "rounds": 3}
 
 
-@dataclass(frozen=True)
-class Work:
-    """Rounds of so many clients with an MLP 784-200-200-10, `samples` each."""
-
-    clients: int = 60
-    samples: int = 100
-    epochs: int = 2
-    rounds: int = 6
-
-
-QUICK = Work(clients=8, samples=20, epochs=1, rounds=3)
-METHODS = ("fedavg", "niss")
-
-
-def play(work: Work, method: str) -> dict[str, Any]:
+def play(work: dict[str, int], method: str) -> dict[str, float]:
     """The run itself, in one of its processes: median seconds of rounds after the first, processor seconds of one."""
     import niss
     from niss.files import read_json_lines
@@ -49,16 +35,16 @@ def play(work: Work, method: str) -> dict[str, Any]:
     def timed(*arguments: Any) -> Any:
         used[0] = time.process_time()
         found = play_runs(*arguments)
-        used[0] = (time.process_time() - used[0]) / work.rounds
+        used[0] = (time.process_time() - used[0]) / work["rounds"]
         return found
 
     loop.play_runs = timed
-
+    clients = work["clients"]
     config = niss.make_config(
         {
-            "rounds": work.rounds,
-            "data": {"clients": work.clients, "samples_per_client": work.samples, "split": "iid"},
-            "training": {"participants": work.clients, "epochs": work.epochs, "device": "cpu", "workers": 1},
+            "rounds": work["rounds"],
+            "data": {"clients": clients, "samples_per_client": work["samples"], "split": "iid"},
+            "training": {"participants": clients, "epochs": work["epochs"], "device": "cpu", "workers": 1},
             "privacy": {"epsilon": 8.0},
             "methods": [{"name": method}],
         }
@@ -68,77 +54,41 @@ def play(work: Work, method: str) -> dict[str, Any]:
         if result.folder is None:  # not rank 0
             return {"processor": used[0]}
         seconds = [line["seconds"] for line in read_json_lines(result.folder / "timing.jsonl")[0]]
-    return {
-        "round_seconds": median(seconds[1:]),
-        "processor": used[0],
-        "accuracy": result.accuracy,
-    }
+    return {"round": median(seconds[1:]), "processor": used[0], "accuracy": result.accuracy or 0.0}
 
 
-def contest(work: Work, method: str, ranks: int) -> dict[str, float]:
+def contest(work: dict[str, int], method: str, ranks: int) -> dict[str, float]:
     """One contestant, once."""
-    command = [sys.executable, __file__, "--play", json.dumps({"method": method, **asdict(work)})]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1"}
     if ranks > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            port = str(free.getsockname()[1])
+        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [
-        subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank)} if ranks > 1 else environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        elsewhere("ranks.play", work, method, **environment, **({"RANK": str(rank)} if ranks > 1 else {}))
         for rank in range(ranks)
     ]
-    found = [json.loads(process.communicate()[0]) for process in processes]
+    found = [answer(process) for process in processes]
     spent = [one["processor"] for one in found]
-    return {**found[0], "processor": max(spent), "processor_of_all": sum(spent)}
+    return {**found[0], "processor": max(spent), "processor of all": sum(spent)}
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--quick", action="store_true", help="a smoke test of seconds")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--play", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.play is not None:
-        settings = json.loads(options.play)
-        method = settings.pop("method")
-        print(json.dumps(play(Work(**settings), method)))
-        return
-    work, where = QUICK if options.quick else Work(), machine("torch")
-    print(one_line(where), f"\nload {os.getloadavg()[0]:.1f} before", sep="")
-    rows = []
+    options = command_line(__doc__, only=("fedavg", "niss"), ranks={"type": int, "default": 2})
+    work, report = QUICK if options.quick else WORK, Report(options, "torch")
     for method in options.only:
-        runs: dict[int, list[dict[str, float]]] = {1: [], options.ranks: []}
-        for _ in range(1 if options.quick else options.repeats):
-            for ranks, kept in runs.items():
-                kept.append(contest(work, method, ranks))
-        found = {
-            ranks: {name: median(run[name] for run in kept) for name in kept[0]}
-            for ranks, kept in runs.items()
-        }
-        ratios = [
-            one["round_seconds"] / two["round_seconds"]
-            for one, two in zip(runs[1], runs[options.ranks], strict=True)
-        ]
-        rows.append({"method": method, "ratios": ratios, **{str(ranks): one for ranks, one in found.items()}})
-        print(
-            f"{method}: one process {found[1]['round_seconds']:.2f} s a round, {options.ranks} ranks "
-            f"{found[options.ranks]['round_seconds']:.2f} s; {median(ratios):.2f} times as fast "
-            f"({min(ratios):.2f} to {max(ratios):.2f}); processor seconds a round {found[1]['processor']:.2f}, of the "
-            f"busiest rank {found[options.ranks]['processor']:.2f} "
-            f"({found[1]['processor'] / found[options.ranks]['processor']:.2f} times less), of all ranks "
-            f"{found[options.ranks]['processor_of_all']:.2f}"
+        runs = in_turns(
+            {str(ranks): partial(contest, work, method, ranks) for ranks in (1, options.ranks)},
+            options.repeats,
         )
-        write_json(options.json, {"machine": where, "work": asdict(work), "rows": rows})
+        one, several = runs["1"], runs[str(options.ranks)]
+        ratios = [before["round"] / after["round"] for before, after in zip(one, several, strict=True)]
+        fast = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        rows = [{"ranks": 1, **medians(one), "times as fast": "1"}]
+        rows.append({"ranks": options.ranks, **medians(several), "times as fast": fast, "ratios": ratios})
+        report.add(f"{method}, seconds: {work}", rows)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ categories. Contestants that are not installed, or not written for a model or de
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import json
 import logging
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,9 +25,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from queue import SimpleQueue
@@ -37,31 +34,20 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+from harness import Report, command_line, cpu_seconds, family, megabytes, with_this_folder
 
 BATCH, LEARNING_RATE, CLASSES, SIDE = 10, 0.01, 10, 28
 LENGTH, VOCABULARY = 80, 90
-NEEDED = {
-    "jax": ("jax",),
-    "jax-vmap": ("jax",),
-    "fedjax": ("jax", "fedjax"),
-    "flower": ("flwr", "ray"),
-    "pfl": ("pfl",),
-}
-HOW_TO_GET = {
-    "jax": "pip install jax",
-    "fedjax": "pip install fedjax",
-    "flwr": "pip install 'flwr[simulation]'",
-    "ray": "pip install 'flwr[simulation]'",
-    "pfl": "pip install pfl",
-}
+NEEDED = {"jax": ("jax",), "fedjax": ("jax", "fedjax"), "flower": ("flwr", "ray"), "pfl": ("pfl",)}
+HOW_TO_GET = {"flwr": "'flwr[simulation]'", "ray": "'flwr[simulation]'"}
 ON_CUDA = ("niss", "plain", "pfl", "flower")
 GPU_SHARE = 0.25
 """Of the device for each of Flower's clients: four train at a time."""
 MOST_ROUNDS = 1000
 CORES = len(os.sched_getaffinity(0))
 Array = np.ndarray[Any, Any]
-Result = tuple[float, float]
-"""Seconds of one round, and the length of the mean update."""
+Play = Callable[[], float]
+"""Plays one round, and returns the length of the mean update."""
 ENGINE: list[str] = []
 """How niss trains in this process: what it stacks, or why it does not."""
 
@@ -86,26 +72,21 @@ class Case:
 
 
 CASES = {
-    "mlp": (Case("mlp", 30, 600, 5), Case("mlp", 10, 100, 1)),
-    "cnn": (Case("cnn", 6, 200, 2), Case("cnn", 2, 30, 1)),
-    "resnet": (Case("resnet", 16, 40, 1), Case("resnet", 2, 10, 1)),
-    "gru": (Case("gru", 30, 40, 1), Case("gru", 2, 10, 1)),
-    "torch-gru": (Case("torch-gru", 30, 40, 1), Case("torch-gru", 2, 10, 1)),
-    "transformer": (Case("transformer", 30, 40, 1), Case("transformer", 2, 10, 1)),
-    "lora": (Case("lora", 30, 40, 1), Case("lora", 2, 10, 1)),
-    "logistic": (Case("logistic", 100, 60, 5), Case("logistic", 10, 30, 1)),
+    "mlp": (30, 600, 5),
+    "cnn": (6, 200, 2),
+    "resnet": (16, 40, 1),
+    "gru": (30, 40, 1),
+    "torch-gru": (30, 40, 1),
+    "transformer": (30, 40, 1),
+    "lora": (30, 40, 1),
+    "logistic": (100, 60, 5),
 }
-"""For each model the measured case and the smoke test. The CNN's full round takes minutes one after another: fewer
-clients and samples, the same steps."""
-CUDA_CASES = {
-    "cnn": Case("cnn", 30, 40, 1),
-    "resnet": Case("resnet", 30, 40, 1),
-    "gru": Case("gru", 30, 10, 1),
-    "logistic": Case("logistic", 100, 60, 1),
-}
+"""For each model clients, samples and epochs. The CNN's full round takes minutes one after another: fewer clients and
+samples, the same steps."""
+QUICK = (2, 20, 1)
+CUDA_CASES = {"cnn": (30, 40, 1), "resnet": (30, 40, 1), "gru": (30, 10, 1), "logistic": (100, 60, 1)}
 """What is measured on a GPU instead: there the time of a step hardly depends on the model, but on its launches."""
 SEQUENCES = ("gru", "lstm", "torch-gru", "transformer", "lora")
-PAPER_CNN = Case("cnn", 30, 600, 5)
 
 
 @cache
@@ -177,83 +158,76 @@ def loss_of(logits: Any, labels: Any) -> Any:
     return cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-@contextmanager
-def timed(into: list[float]) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    into.append(time.perf_counter() - start)
-
-
 class Paced:
     """A library's own loop over rounds, in a thread: it goes on by one round whenever it is asked to play."""
 
-    def __init__(self, loop: Callable[[Callable[[Callable[[], Array]], None]], None]) -> None:
-        """Run `loop(rest)`; it calls `rest` before the first round and after each, with what reads the weights."""
+    def __init__(self, loop: Callable[[Callable[[Array], None]], None]) -> None:
+        """Run `loop(rest)`; it calls `rest` with the weights, before the first round and after each."""
         self._go: SimpleQueue[None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[float, Array] | BaseException] = SimpleQueue()
+        self._done: SimpleQueue[Array | BaseException] = SimpleQueue()
         self._norm: float | None = None
         Thread(target=self._run, args=(loop,), daemon=True).start()
 
-    def _run(self, loop: Callable[[Callable[[Callable[[], Array]], None]], None]) -> None:
+    def _run(self, loop: Callable[[Callable[[Array], None]], None]) -> None:
         try:
             loop(self._rest)
             self._done.put(RuntimeError("the loop ended early"))
         except BaseException as error:
             self._done.put(error)
 
-    def _rest(self, weights: Callable[[], Array]) -> None:
-        moment = time.perf_counter()
-        self._done.put((moment, weights()))
+    def _rest(self, weights: Array) -> None:
+        self._done.put(weights)
         self._go.get()
 
-    def _wait(self) -> tuple[float, Array]:
+    def _wait(self) -> Array:
         answer = self._done.get()
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    def play(self) -> Result:
-        """The seconds of one more round, and the length of the first round's update."""
-        before = self._wait()[1] if self._norm is None else None
-        start = time.perf_counter()
+    def play(self) -> float:
+        """One more round; the length is that of the first round's update, since the others begin elsewhere."""
+        before = self._wait() if self._norm is None else None
         self._go.put(None)
-        end, after = self._wait()
+        after = self._wait()
         if before is not None:
             self._norm = float(np.linalg.norm(after - before))
         assert self._norm is not None
-        return end - start, self._norm
+        return self._norm
+
+
+def make_jobs(case: Case) -> tuple[tuple[Any, ...], list[Any]]:
+    """What a cohort of niss is made of (module, layout, samples, labels), and the work of its clients."""
+    import torch
+
+    from niss.learning import FlatLayout, Job
+    from niss.randomness import SimStream
+
+    module = make_module(case)
+    layout = FlatLayout.of(module)
+    inputs, labels = (torch.from_numpy(part).flatten(0, 1) for part in make_data(case))
+    start, own = layout.flatten(module), torch.arange(len(labels)).view(case.clients, case.samples)
+    jobs = [Job(start, own[client], SimStream(client)) for client in range(case.clients)]
+    return (module, layout, inputs, labels), jobs
 
 
 # The contestants: each prepares itself and returns a function that plays one round
 
 
-def niss(case: Case) -> Callable[[], Result]:
+def niss(case: Case) -> Play:
     """The cohort engine."""
-    import torch
+    from niss.learning import Cohort, LocalTraining
 
-    from niss.learning import FlatLayout, LocalTraining
-    from niss.learning.cohort import Cohort, Job
-    from niss.randomness import SimStream
-
-    images, labels = (torch.from_numpy(part).flatten(0, 1) for part in make_data(case))
-    module = make_module(case)
-    layout = FlatLayout.of(module)
-    start = layout.flatten(module)
-    own = torch.arange(len(labels)).view(case.clients, case.samples)
-    jobs = [Job(start, own[client], SimStream(client)) for client in range(case.clients)]
+    problem, jobs = make_jobs(case)
     settings = LocalTraining(case.epochs, BATCH, LEARNING_RATE)
-    cohort = Cohort(module, layout, images, labels, device=case.device)
+    cohort = Cohort(*problem, device=case.device)
     ENGINE.append(cohort.engine)
     cohort.start()
 
-    def play() -> Result:
-        seconds: list[float] = []
-        with timed(seconds):
-            if case.device == "cpu":
-                mean = cohort.train(jobs, settings).mean(axis=0)
-            else:
-                mean = cohort.train_in_place(jobs, settings).mean(dim=0).cpu().numpy()
-        return seconds[0], float(np.linalg.norm(mean))
+    def play() -> float:
+        if case.device == "cpu":
+            return float(np.linalg.norm(cohort.train(jobs, settings).mean(axis=0)))
+        return float(cohort.train_in_place(jobs, settings).mean(dim=0).norm())
 
     return play
 
@@ -304,14 +278,11 @@ def train_elsewhere(case: Case, client: int) -> Array:
     return update
 
 
-def plain(case: Case) -> Callable[[], Result]:
+def plain(case: Case) -> Play:
     """The baseline: one client after another, one thread."""
 
-    def play() -> Result:
-        seconds: list[float] = []
-        with timed(seconds):
-            total = sum(train_plainly(case, client) for client in range(case.clients)).cpu().numpy()
-        return seconds[0], float(np.linalg.norm(total)) / case.clients
+    def play() -> float:
+        return float(sum(train_plainly(case, client) for client in range(case.clients)).norm()) / case.clients
 
     return play
 
@@ -324,122 +295,80 @@ def one_thread(case: Case) -> None:
     make_data(case)
 
 
-def two_processes(case: Case) -> Callable[[], Result]:
+def two_processes(case: Case) -> Play:
     """The baseline in as many processes as there are cores."""
     pool = ProcessPoolExecutor(
         CORES, mp_context=get_context("spawn"), initializer=one_thread, initargs=(case,)
     )
 
-    def play() -> Result:
-        seconds: list[float] = []
-        with timed(seconds):
-            total = sum(pool.map(train_elsewhere, [case] * case.clients, range(case.clients)))
-        return seconds[0], float(np.linalg.norm(total)) / case.clients
+    def play() -> float:
+        total = sum(pool.map(train_elsewhere, [case] * case.clients, range(case.clients)))
+        return float(np.linalg.norm(total)) / case.clients
 
     return play
 
 
 def jax_parameters(case: Case) -> dict[str, Array]:
-    """The start as JAX likes it: inputs first, images with channels last; kernels as [5 * 5 * in, out]."""
+    """The start as JAX likes it: inputs first."""
     parts = [part.detach().numpy() for part in make_module(case).parameters()]
-    result = {}
-    for number, part in enumerate(parts):
-        if part.ndim == 4:
-            part = part.transpose(1, 2, 3, 0).reshape(-1, part.shape[0])
-        elif part.ndim == 2 and case.model == "cnn" and number == 4:
-            pooled = SIDE // 4
-            part = part.reshape(-1, 64, pooled, pooled).transpose(2, 3, 1, 0).reshape(-1, part.shape[0])
-        elif part.ndim == 2:
-            part = part.T
-        result[f"{number:02d}"] = np.ascontiguousarray(part)
-    return result
+    return {f"{number:02d}": np.ascontiguousarray(part.T) for number, part in enumerate(parts)}
 
 
-def jax_loss(case: Case) -> Callable[[Any, Any, Any], Any]:
-    """Mean cross-entropy; convolutions as patches and a product, the fastest way for XLA on a CPU."""
+def jax_loss(weights: Any, images: Any, labels: Any) -> Any:
+    """Mean cross-entropy of the MLP."""
     import jax
     import jax.numpy as jnp
 
-    def convolve(images: Any, kernel: Any, offset: Any) -> Any:
-        patches = jax.lax.conv_general_dilated_patches(
-            images, (5, 5), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        raw = patches @ kernel + offset
-        n, height, width, channels = raw.shape
-        return jax.nn.relu(raw.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4)))
-
-    def loss(weights: Any, images: Any, labels: Any) -> Any:
-        parts = [weights[name] for name in sorted(weights)]
-        flow = images.reshape(-1, SIDE, SIDE, 1)
-        while case.model == "cnn" and len(parts) > 4:
-            flow, parts = convolve(flow, *parts[:2]), parts[2:]
-        flow = flow.reshape(len(images), -1)
-        while len(parts) > 2:
-            flow, parts = jax.nn.relu(flow @ parts[0] + parts[1]), parts[2:]
-        chances = jax.nn.log_softmax(flow @ parts[0] + parts[1])
-        return -jnp.take_along_axis(chances, labels[:, None], 1).mean()
-
-    return loss
+    parts = [weights[name] for name in sorted(weights)]
+    flow = images.reshape(len(images), -1)
+    while len(parts) > 2:
+        flow, parts = jax.nn.relu(flow @ parts[0] + parts[1]), parts[2:]
+    chances = jax.nn.log_softmax(flow @ parts[0] + parts[1])
+    return -jnp.take_along_axis(chances, labels[:, None], 1).mean()
 
 
-def jax_round(case: Case, stacked: bool) -> Callable[[], Result]:
-    """One compiled function: scan over steps, inside vmap or map over clients; on all cores, as XLA likes."""
+def jax_round(case: Case) -> Play:
+    """One compiled function: scan over steps, inside map over clients; on all cores, as XLA likes."""
     import jax
     import jax.numpy as jnp
 
     images, labels = (jnp.asarray(part) for part in make_data(case))
     start = {name: jnp.asarray(part) for name, part in jax_parameters(case).items()}
-    gradient = jax.grad(jax_loss(case))
+    gradient, tree_map = jax.grad(jax_loss), jax.tree_util.tree_map
 
     def one_client(images: Any, labels: Any, rows: Any) -> Any:
         def step(weights: Any, batch: Any) -> Any:
             slopes = gradient(weights, images[batch], labels[batch])
-            return jax.tree_util.tree_map(lambda w, g: w - LEARNING_RATE * g, weights, slopes), None
+            return tree_map(lambda w, g: w - LEARNING_RATE * g, weights, slopes), None
 
         end, _ = jax.lax.scan(step, start, rows)
-        return jax.tree_util.tree_map(lambda a, b: a - b, end, start)
+        return tree_map(lambda a, b: a - b, end, start)
 
     @jax.jit
     def everyone(rows: Any) -> Any:
-        if stacked:
-            updates = jax.vmap(one_client)(images, labels, rows)
-        else:
-            updates = jax.lax.map(lambda own: one_client(*own), (images, labels, rows))
-        return jax.tree_util.tree_map(lambda part: part.mean(0), updates)
+        updates = jax.lax.map(lambda own: one_client(*own), (images, labels, rows))
+        return tree_map(lambda part: part.mean(0), updates)
 
-    def play() -> Result:
-        seconds: list[float] = []
-        with timed(seconds):
-            rows = np.stack(
-                [
-                    np.stack([batch.numpy() for batch in batches(case, client)])
-                    for client in range(case.clients)
-                ]
-            )
-            mean = jax.block_until_ready(everyone(rows))
-        return seconds[0], float(np.sqrt(sum(float((part**2).sum()) for part in mean.values())))
+    def play() -> float:
+        orders = [[batch.numpy() for batch in batches(case, client)] for client in range(case.clients)]
+        mean = jax.block_until_ready(everyone(np.stack([np.stack(order) for order in orders])))
+        return sum(float((part**2).sum()) for part in mean.values()) ** 0.5
 
     return play
 
 
-def fedjax(case: Case) -> Callable[[], Result]:
+def fedjax(case: Case) -> Play:
     """Its federated averaging with its own batches."""
     import jax
 
-    for name in (
-        "tree_map",
-        "tree_leaves",
-        "tree_multimap",
-        "tree_structure",
-        "tree_flatten",
-        "tree_unflatten",
-    ):
+    names = ("map", "leaves", "multimap", "structure", "flatten", "unflatten")
+    for name in (f"tree_{part}" for part in names):
         # fedjax 0.0.17 was written for a jax that had these at the top.
         if not hasattr(jax, name) and hasattr(jax.tree_util, name):
             setattr(jax, name, getattr(jax.tree_util, name))
     import fedjax as library
 
-    gradient = jax.grad(jax_loss(case))
+    gradient = jax.grad(jax_loss)
     algorithm = library.algorithms.fed_avg.federated_averaging(
         lambda weights, batch, _: gradient(weights, batch["x"], batch["y"]),
         library.optimizers.sgd(LEARNING_RATE),
@@ -452,18 +381,15 @@ def fedjax(case: Case) -> Callable[[], Result]:
         for number, (images, labels) in enumerate(zip(*make_data(case), strict=True))
     ]
 
-    def play() -> Result:
-        seconds: list[float] = []
-        with timed(seconds):
-            state, _ = algorithm.apply(algorithm.init(start), clients)
-            end = jax.block_until_ready(state.params)
-        squares = sum(float(((end[name] - start[name]) ** 2).sum()) for name in start)
-        return seconds[0], squares**0.5
+    def play() -> float:
+        state, _ = algorithm.apply(algorithm.init(start), clients)
+        end = jax.block_until_ready(state.params)
+        return sum(float(((end[name] - start[name]) ** 2).sum()) for name in start) ** 0.5
 
     return play
 
 
-def flower(case: Case) -> Callable[[], Result]:
+def flower(case: Case) -> Play:
     """Its simulation runtime on Ray: a core for each client, and on a GPU a share of it."""
     import torch
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -491,11 +417,11 @@ def flower(case: Case) -> Callable[[], Result]:
         )
         return Message(content=content, reply_to=message)
 
-    def loop(rest: Callable[[Callable[[], Array]], None]) -> None:
+    def loop(rest: Callable[[Array], None]) -> None:
         server = ServerApp()
 
         def after(_: int, arrays: ArrayRecord) -> None:
-            rest(lambda: np.concatenate([array.ravel() for array in arrays.to_numpy_ndarrays()]))
+            rest(np.concatenate([array.ravel() for array in arrays.to_numpy_ndarrays()]))
 
         class Everyone(FedAvg):  # type: ignore[misc]
             """A round without some of its clients is less work: Flower goes on, a measurement cannot."""
@@ -530,7 +456,7 @@ def flower(case: Case) -> Callable[[], Result]:
     return Paced(loop).play
 
 
-def pfl(case: Case) -> Callable[[], Result]:
+def pfl(case: Case) -> Play:
     """pfl-research: its simulated backend and federated averaging, the data as tensors on the device.
 
     It goes through the data of a client in the same order in each epoch; elsewhere that is the order of the first.
@@ -577,12 +503,11 @@ def pfl(case: Case) -> Callable[[], Result]:
         get_user_sampler("minimize_reuse", list(range(case.clients))),
     )
 
-    def loop(rest: Callable[[Callable[[], Array]], None]) -> None:
+    def loop(rest: Callable[[Array], None]) -> None:
         asyncio.set_event_loop(asyncio.new_event_loop())  # pfl asks for that of its thread
 
         def pause() -> None:
-            weights = parameters_to_vector(module.parameters()).detach().cpu().numpy()
-            rest(lambda: weights)
+            rest(parameters_to_vector(module.parameters()).detach().cpu().numpy())
 
         class Clock(TrainingProcessCallback):  # type: ignore[misc,type-arg]
             def on_train_begin(self, **_: Any) -> Metrics:
@@ -617,12 +542,11 @@ def pfl(case: Case) -> Callable[[], Result]:
     return Paced(loop).play
 
 
-CONTESTANTS: dict[str, Callable[[Case], Callable[[], Result]]] = {
+CONTESTANTS: dict[str, Callable[[Case], Play]] = {
     "plain": plain,
     "niss": niss,
     "two-processes": two_processes,
-    "jax": lambda case: jax_round(case, stacked=False),
-    "jax-vmap": lambda case: jax_round(case, stacked=True),
+    "jax": jax_round,
     "fedjax": fedjax,
     "pfl": pfl,
     "flower": flower,
@@ -638,35 +562,23 @@ class Seat:
     def __init__(self, name: str, case: Case) -> None:
         self.name = name
         self.failure = ""
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
+        self.rounds: list[tuple[float, float]] = []
         self.update_norm = float("nan")
         self.engine: list[str] = []
         self.log = Path(tempfile.gettempdir()) / f"niss-benchmark-{os.getpid()}-{name}-{case.model}.log"
         threads = {} if "jax" in name else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+        quiet |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         # Imported, not run as a script: Ray's processes must find the functions of this file by name.
-        paths = {
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parent), os.getenv("PYTHONPATH"))))
-        }
+        code = "import sys, simulation; simulation.serve(*sys.argv[1:])"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    "import simulation; simulation.main()",
-                    "--serve",
-                    name,
-                    json.dumps(asdict(case)),
-                ],
+                [sys.executable, "-c", code, name, json.dumps(asdict(case))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=os.environ
-                | paths
-                | threads
-                | {"RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-                | {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"},
+                env=os.environ | with_this_folder() | threads | quiet,
             )
 
     def play(self, *, counts: bool) -> None:
@@ -675,37 +587,23 @@ class Seat:
             return
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        before = self.cpu()
+        before = cpu_seconds(family(self.process.pid))
         try:
             print("round", file=self.process.stdin, flush=True)
             answer = self.process.stdout.readline()
         except BrokenPipeError:
             answer = ""
-        if not answer:
-            self.failure = self.last_words()
-            return
-        seconds, self.update_norm, *self.engine = json.loads(answer)
-        if not self.update_norm > 0.0:
-            self.failure = f"returned no update: {self.last_words()}"
-            return
-        if counts:
-            self.seconds.append(seconds)
-            self.cpu_seconds.append(self.cpu() - before)
-
-    def last_words(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:200] if lines else "ended without a word"
-
-    def cpu(self) -> float:
-        """CPU seconds of this process and its living children so far: what a busy machine changes least."""
-        return sum(_cpu_seconds(process) for process in _family(self.process.pid))
-
-    def memory(self) -> int:
-        """Bytes of this process and its children; what they share is counted once."""
-        return sum(_proportional_bytes(process) for process in _family(self.process.pid))
+        if answer:
+            seconds, self.update_norm, *self.engine = json.loads(answer)
+        if not answer or not self.update_norm > 0.0:
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            self.failure = f"no update: {lines[-1][:200] if lines else 'ended without a word'}"
+        elif counts:
+            self.rounds.append((seconds, cpu_seconds(family(self.process.pid)) - before))
 
     def close(self) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with suppress(BrokenPipeError):  # of the request that a dead process left unread
             self.process.stdin.close()
         try:
@@ -713,61 +611,36 @@ class Seat:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
         self.log.unlink(missing_ok=True)
 
 
-def serve(name: str, case: Case) -> None:
+def serve(name: str, case: str) -> None:
     """The other end of a seat."""
     import torch
 
-    if reason := missing(name, case):
-        sys.exit(reason)
     torch.set_num_threads(1)
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
-        play = CONTESTANTS[name](case)
+        play = CONTESTANTS[name](Case(**json.loads(case)))
         for _ in sys.stdin:
-            print(json.dumps([*play(), *ENGINE]), file=answers, flush=True)
+            began = time.perf_counter()
+            norm = play()
+            print(json.dumps([time.perf_counter() - began, norm, *ENGINE]), file=answers, flush=True)
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()  # else some of its processes live on
     os._exit(0)
 
 
-def _family(process: int) -> list[int]:
-    try:
-        tasks = Path(f"/proc/{process}/task").iterdir()
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return []
-    return [process, *(member for child in children for member in _family(child))]
-
-
-def _cpu_seconds(process: int) -> float:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _proportional_bytes(process: int) -> int:
-    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def missing(name: str, case: Case) -> str:
     """Why a contestant cannot take part; empty where it can."""
-    if "jax" in name and case.model not in ("mlp", "cnn"):
-        return "written for mlp and cnn alone"
+    if "jax" in name and case.model != "mlp":
+        return "written for mlp alone"
     if case.device != "cpu" and name not in ON_CUDA:
         return "runs on the CPU here"
     for package in NEEDED.get(name, ()):
         if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed ({HOW_TO_GET[package]})"
+            return f"{package} is not installed (pip install {HOW_TO_GET.get(package, package)})"
     return ""
 
 
@@ -783,142 +656,69 @@ def busy_core(wanted: bool) -> Iterator[None]:
             spinner.wait()
 
 
-def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> dict[str, Any]:
-    """All contestants on one case, in turns."""
-    skipped = {name: reason for name in names if (reason := missing(name, case))}
-    seats = [Seat(name, case) for name in names if name not in skipped]
-    memory = 0
+def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> list[dict[str, Any]]:
+    """All contestants on one case, in turns, the fastest first.
+
+    The ratio to the baseline is taken turn by turn, because the machine may be shared: its load drifts, and neighbours
+    in time meet the same.
+    """
+    for name in names:
+        if reason := missing(name, case):
+            print(f"{name} skipped: {reason}")
+    seats = [Seat(name, case) for name in names if not missing(name, case)]
+    memory: dict[str, float] = {}
     try:
         for seat in seats:
-            note(f"{case.title}: {seat.name} warms up")
             seat.play(counts=False)
-            if seat.name == "niss" and not seat.failure:
-                memory = seat.memory()
+            if not seat.failure:
+                memory[seat.name] = megabytes(family(seat.process.pid), "Pss")
         with busy_core(busy):
-            for turn in range(repeats):
+            for _ in range(repeats):
                 for seat in seats:
-                    note(f"{case.title}: turn {turn + 1} of {repeats}, {seat.name}")
                     seat.play(counts=True)
     finally:
         for seat in seats:
             seat.close()
-    base = next((seat.seconds for seat in seats if seat.name == "plain"), [])
-    results = {}
+    rows = []
+    base = next((seat.rounds for seat in seats if seat.name == "plain" and not seat.failure), None)
     for seat in seats:
-        if seat.failure or not seat.seconds:
-            skipped[seat.name] = seat.failure or "did not finish"
+        if seat.failure:
+            print(f"{seat.name} skipped: {seat.failure}")
             continue
-        middle = statistics.median(seat.seconds)
-        results[seat.name] = {
-            "seconds": middle,
-            "all_seconds": seat.seconds,
-            "cpu_seconds": statistics.median(seat.cpu_seconds),
-            "milliseconds_per_step": 1e3 * middle / case.steps,
-            "ratio_to_plain": paired_ratio(base, seat.seconds),
-            "update_norm": seat.update_norm,
-        }
-    return {
-        "case": asdict(case) | {"steps": case.steps, "batch_size": BATCH},
-        "busy_core": busy,
-        "contestants": results,
-        "skipped": skipped,
-        "niss_memory_bytes": memory or None,
-        "niss_engine": next((seat.engine[0] for seat in seats if seat.engine), None),
-    }
-
-
-def paired_ratio(base: list[float], seconds: list[float]) -> float | None:
-    """The median over the turns of how many times as long the baseline took in the same turn.
-
-    Turn by turn, because the machine may be shared: its load drifts, and neighbours in time meet the same.
-    """
-    return statistics.median(a / b for a, b in zip(base, seconds, strict=True)) if base else None
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next(
-            (
-                line.partition(":")[2].strip()
-                for line in info.read_text().splitlines()
-                if "model name" in line
-            ),
-            cpu,
+        times = [wall for wall, _ in seat.rounds]
+        ratios = [wall / mine for (wall, _), mine in zip(base, times, strict=True)] if base else []
+        rows.append(
+            {
+                "contestant": seat.name,
+                "s/round": statistics.median(times),
+                "ms/step": 1e3 * statistics.median(times) / case.steps,
+                "x plain": statistics.median(ratios) if ratios else None,
+                "CPU s": statistics.median(cpu for _, cpu in seat.rounds),
+                "|update|": f"{seat.update_norm:.5f}",
+                "MB": memory[seat.name],
+                "engine": ", ".join(seat.engine),
+                "seconds": times,
+            }
         )
-    versions = {}
-    for package in ("numpy", "torch", "jax", "fedjax", "flwr", "ray", "pfl"):
-        if importlib.util.find_spec(package) is not None:
-            versions[package] = version(package)
-    return {
-        "cpu": cpu,
-        "cores": CORES,
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": versions,
-    }
-
-
-def show(measured: dict[str, Any]) -> None:
-    case = Case(**{field.name: measured["case"][field.name] for field in fields(Case)})
-    print(f"\n{case.title}, {case.steps} steps" + (", one core kept busy" if measured["busy_core"] else ""))
-    print(f"{'':16}{'s/round':>10}{'ms/step':>10}{'x plain':>10}{'CPU s':>10}{'|update|':>11}")
-    for name, row in sorted(measured["contestants"].items(), key=lambda item: item[1]["seconds"]):
-        ratio = "-" if row["ratio_to_plain"] is None else f"{row['ratio_to_plain']:.2f}"
-        print(
-            f"{name:16}{row['seconds']:>10.3f}{row['milliseconds_per_step']:>10.3f}{ratio:>10}"
-            f"{row['cpu_seconds']:>10.2f}{row['update_norm']:>11.5f}"
-        )
-    for name, reason in measured["skipped"].items():
-        print(f"{name:16}  skipped: {reason}")
-    if measured["niss_engine"]:
-        print(f"niss: {measured['niss_engine']}")
-    if measured["niss_memory_bytes"]:
-        print(f"memory of niss, all its processes: {measured['niss_memory_bytes'] / 2**20:.0f} MiB")
+    return sorted(rows, key=lambda row: row["s/round"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--models", default=",".join(CASES), help="some of the default, with commas: %(default)s"
+    """Measure, print, write."""
+    options = command_line(
+        __doc__,
+        only=list(CONTESTANTS),
+        models={"nargs": "+", "choices": list(CASES), "default": list(CASES)},
+        device={"default": "cpu", "choices": ("cpu", "cuda")},
+        busy={"action": "store_true", "help": "another process keeps one core busy"},
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument(
-        "--only", nargs="+", choices=list(CONTESTANTS), metavar="NAME", help=", ".join(CONTESTANTS)
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a smoke test: small work, one repeat")
-    parser.add_argument(
-        "--full-cnn", action="store_true", help="the paper's whole round of the CNN, minutes each"
-    )
-    parser.add_argument("--busy", action="store_true", help="another process keeps one core busy")
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        serve(given.serve[0], Case(**json.loads(given.serve[1])))
-        return
-    report: dict[str, Any] = {"machine": machine(), "models": {}}
-    for model in given.models.split(","):
-        if model not in CASES:
-            parser.error(f"--models: no model is called {model!r}; use some of {', '.join(CASES)}")
-        case = CASES[model][given.quick]
-        if given.device == "cuda" and not given.quick:
-            case = CUDA_CASES.get(model, case)
-        if model == "cnn" and given.full_cnn:
-            case = PAPER_CNN
-        case = replace(case, device=given.device)
-        repeats = 1 if given.quick else given.repeats
-        report["models"][model] = measure(case, given.only or list(CONTESTANTS), repeats, busy=given.busy)
-        show(report["models"][model])
-        if given.json:
-            given.json.write_text(json.dumps(report, indent=2) + "\n")
+    report = Report(options, "torch", "jax", "fedjax", "flwr", "ray", "pfl")
+    for model in options.models:
+        sizes = CUDA_CASES.get(model, CASES[model]) if options.device == "cuda" else CASES[model]
+        case = Case(model, *(QUICK if options.quick else sizes), options.device)
+        rows = measure(case, options.only, options.repeats, busy=options.busy)
+        if rows:
+            report.add(case.title + (", one core kept busy" if options.busy else ""), rows)
 
 
 if __name__ == "__main__":
