@@ -186,10 +186,11 @@ def contestants(clients: int, rounds: int) -> dict[str, tuple[Strategy, list[Any
     """Plain FedAvg, and NISS with ever more neighbours: strategies, mods and how many clients there are."""
     plain = FedAvg(fraction_evaluate=0.0)
     settings = {"clip": CLIP, "epsilon": 8.0, "kappa": 4.0, "colluders": min(1, clients - 2)}
-    settings |= {"participations": rounds, "rounds": rounds}
     made: dict[str, tuple[Strategy, list[Any], int]] = {PLAIN: (plain, [], clients)}
     for name, neighbours in (("niss v=4", 4.0), ("niss v=10", 10.0), ("niss complete", clients - 1.0)):
-        plan = Plan(**settings, neighbours=min(neighbours, clients - 1.0))
+        plan = Plan(
+            **settings, participations=rounds, chain_rounds=rounds, neighbours=min(neighbours, clients - 1.0)
+        )
         made[name] = (NissStrategy(plain, plan=plan), [niss_mod], clients)
     turns = Plan(**settings, separation=SEPARATION)
     made["niss carried"] = (NissStrategy(plain, plan=turns, carry=True), [niss_mod], SEPARATION * clients)
@@ -214,7 +215,7 @@ def measure_memory(clients: int, coordinates: int) -> list[Row]:
 
 def _check(strategy: Strategy, found: np.ndarray, expected: np.ndarray) -> None:
     """The mean of the updates, but for the noise that was meant to be there."""
-    noise = strategy.account.noise_of_round() if isinstance(strategy, NissStrategy) else 0.0
+    noise = strategy.rounds[-1].noise.variance ** 0.5 if isinstance(strategy, NissStrategy) else 0.0
     off = float(np.sqrt(np.mean((found - expected) ** 2)))
     if not off <= 1.1 * noise + 1e-6:
         raise RuntimeError(f"the result is off by {off:g}, with noise of {noise:g}")

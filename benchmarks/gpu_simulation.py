@@ -1,7 +1,5 @@
 """A round of the paper on a CUDA device: training of all clients, evaluation, and the noise of the shares.
 
-    python benchmarks/gpu_simulation.py [--json PATH] [--only NAMES] [--quick]
-
 The work: m clients x 600 samples x E = 5 epochs x batches of 10, then the mean of the updates and its
 evaluation on 10,000 images, all on the device; images are synthetic, of MNIST's shape. Contestants take
 turns, and medians over the repeats are printed. `one by one` is the plain PyTorch loop on the device; it
@@ -13,17 +11,14 @@ runs for fewer clients, as its lines say, and its ratio compares seconds per cli
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from statistics import median
 from types import ModuleType
 
-import numpy as np
 import torch
+from harness import Report, Row, command_line, in_turns, seconds
 from torch import Tensor
 
 try:
@@ -83,69 +78,56 @@ class Round:
             engine._formulation = chosen
         self.test = images(10_000)
 
-    def __call__(self) -> float:
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
+    def play(self) -> None:
         updates = self.cohort.train_in_place(self.jobs, LocalTraining())
         self.cohort.evaluate(self.start.cuda() + updates.mean(dim=0), *self.test)
+
+
+def on_device(work: Callable[[], object]) -> float:
+    """Seconds until the device has done it."""
+
+    def finished() -> None:
+        work()
         torch.cuda.synchronize()
-        return time.perf_counter() - begin
+
+    torch.cuda.synchronize()
+    return seconds(finished, time.perf_counter)
 
 
-def rounds(name: str, *, quick: bool) -> list[dict[str, object]]:
+def rounds(name: str, repeats: int, *, quick: bool) -> list[Row]:
+    """Every contestant in turns; the plain loop, which takes long, twice."""
     contestants = [("niss", 30, False), ("niss", 30, True), ("vmap", 30, False)]
     contestants += [("plain", 30, False)] if name == "mlp" else []
     contestants += [] if quick else [("vmap", 30, True), ("niss", 120, False), ("niss", 120, True)]
-    contestants.append(("one by one", ALONE, False))
-    results: list[dict[str, object]] = []
-    made = [
-        (kind, clients, tf32, Round(name, kind, clients, tf32=tf32)) for kind, clients, tf32 in contestants
-    ]
-    seconds: list[list[float]] = [[] for _ in made]
-    for *_, contestant in made:
-        contestant()
-    for _ in range(2 if quick else 7):
-        for times, (kind, *_, contestant) in zip(seconds, made, strict=True):
-            if kind != "one by one" or len(times) < 2:
-                times.append(contestant())
-    reference = statistics.median(seconds[-1]) / ALONE
-    for times, (kind, clients, tf32, contestant) in zip(seconds, made, strict=True):
-        median = statistics.median(times)
-        results.append(
-            {
-                "model": name, "contestant": kind, "clients": clients, "tf32": tf32,
-                "seconds": median, "lowest": min(times), "highest": max(times),
-                "ratio_to_plain_per_client": reference / (median / clients), "engine": contestant.cohort.engine,
-            }
-        )  # fmt: skip
-        contestant.cohort.close()
-    return results
+    alone = ("one by one", ALONE, False)
+    made = {one: Round(name, *one[:2], tf32=one[2]) for one in [*contestants, alone]}
+    found: dict[tuple[str, int, bool], list[float]] = {}
+    for turns, several in (([alone], 2), (contestants, repeats)):
+        plays = {one: lambda one=one: on_device(made[one].play) for one in turns}
+        found |= in_turns(plays, several, warm_up=True)
+    reference = median(found[alone]) / ALONE
+    rows = []
+    for (kind, clients, tf32), times in found.items():
+        cohort = made[kind, clients, tf32].cohort
+        row = {"contestant": kind, "clients": clients, "digits": "TF32" if tf32 else "float32"}
+        row |= {"s": median(times), "lowest": min(times), "highest": max(times)}
+        rows.append(row | {"x per client": reference / (median(times) / clients), "engine": cohort.engine})
+        cohort.close()
+    return rows
 
 
-def timed(work: Callable[[], object], repeats: int) -> float:
-    work()
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
-
-
-def noise(*, quick: bool) -> list[dict[str, object]]:
-    clients, coordinates, repeats = 30, 199_210, 3 if quick else 9
+def noise(repeats: int) -> list[Row]:
+    """Shares of all edges of a complete round, and the raw rate of Gaussians."""
+    clients, sizes = 30, (199_210, 1_663_370)
     graph = ShareGraph.complete(clients)
     edges = graph.senders.size
-    uploads = torch.zeros((clients, coordinates), device="cuda")
-    pool = torch.empty(edges * coordinates, device="cuda")
-    raw = edges * coordinates / timed(pool.normal_, repeats)
+    pool = torch.empty(edges * sizes[0], device="cuda")
+    raw = pool.numel() / median(timed(pool.normal_, repeats))
     del pool
-    results: list[dict[str, object]] = [{"noise": "torch.randn", "draws_per_second": raw, "of_raw": 1.0}]
+    rows: list[Row] = []
     for distortion, draws in (("scalar", 1), ("additive", 1), ("coordinate", 2)):
-        for coordinate_count in (coordinates, 1_663_370):
-            uploads = torch.zeros((clients, coordinate_count), device="cuda")
+        for coordinates in sizes:
+            uploads = torch.zeros((clients, coordinates), device="cuda")
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -155,55 +137,34 @@ def noise(*, quick: bool) -> list[dict[str, object]]:
                     uploads, graph, unit_variance=1.0, tau2=0.1, distortion=distortion, stream=SimStream(1)
                 )
 
-            seconds = timed(add, repeats)
-            rate = draws * edges * coordinate_count / seconds
-            extra = torch.cuda.max_memory_allocated() - before
-            results.append(
-                {
-                    "noise": distortion, "h": coordinate_count, "seconds": seconds,
-                    "draws_per_second": rate, "of_raw": rate / raw, "extra_bytes": extra,
-                }
-            )  # fmt: skip
-    return results
+            spent = median(timed(add, repeats))
+            rate = draws * edges * coordinates / spent
+            row = {
+                "noise": distortion,
+                "h": coordinates,
+                "ms": 1e3 * spent,
+                "G/s": rate / 1e9,
+                "of raw": rate / raw,
+            }
+            rows.append(row | {"bytes more": torch.cuda.max_memory_allocated() - before})
+    return [*rows, {"noise": "torch.randn", "G/s": raw / 1e9, "of raw": 1.0}]
 
 
-def show(result: dict[str, object]) -> None:
-    if "noise" in result:
-        line = (
-            f"{result['noise']:12} h={result.get('h', '-')!s:>8}  {result['draws_per_second'] / 1e9:8.1f} G/s"
-        )
-        line += f"  {result['of_raw']:5.2f} of raw"
-        line += (
-            f"  {result['seconds'] * 1e3:7.2f} ms, {result['extra_bytes']} bytes more"
-            if "h" in result
-            else ""
-        )
-    else:
-        digits = "TF32" if result["tf32"] else "float32"
-        line = f"{result['model']}  {result['contestant']:11} {result['clients']:4} clients  {digits:8}"
-        line += f"{result['seconds']:8.4f} s ({result['lowest']:.4f} to {result['highest']:.4f})"
-        line += f"  {result['ratio_to_plain_per_client']:7.1f} x per client"
-    print(line, flush=True)
+def timed(work: Callable[[], object], repeats: int) -> list[float]:
+    return in_turns({"": lambda: on_device(work)}, repeats, warm_up=True)[""]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--only", default="mlp,cnn,noise", help="comma-separated: mlp, cnn, noise")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats and contestants")
-    arguments = parser.parse_args()
+    """Measure, print, write."""
+    options = command_line(__doc__, only=("mlp", "cnn", "noise"), repeats=7)
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: nothing to measure")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, numpy {np.__version__}")
-    results: list[dict[str, object]] = []
-    for name in arguments.only.split(","):
-        found = noise(quick=arguments.quick) if name == "noise" else rounds(name, quick=arguments.quick)
-        for result in found:
-            show(result)
-        results += found
-    if arguments.json is not None:
-        report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "results": results}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report = Report(options, "torch", "triton")
+    for name in options.only:
+        found = (
+            noise(options.repeats) if name == "noise" else rounds(name, options.repeats, quick=options.quick)
+        )
+        report.add(f"{name} on {torch.cuda.get_device_name()}", found)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 Found = TypeVar("Found")
+Name = TypeVar("Name")
 Row = dict[str, Any]
 FOLDER = Path(__file__).parent
 
@@ -90,10 +91,10 @@ def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.process_t
 
 
 def in_turns(
-    contestants: Mapping[str, Callable[[], Found]], repeats: int, *, warm_up: bool = False
-) -> dict[str, list[Found]]:
+    contestants: Mapping[Name, Callable[[], Found]], repeats: int, *, warm_up: bool = False
+) -> dict[Name, list[Found]]:
     """What each returns, one after the other and so often; a warm-up before is left out."""
-    found: dict[str, list[Found]] = {name: [] for name in contestants}
+    found: dict[Name, list[Found]] = {name: [] for name in contestants}
     for _ in range(repeats + warm_up):
         for name, play in contestants.items():
             found[name].append(play())

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from harness import Report, Row, command_line, in_turns
+from harness import Report, Row, command_line, in_turns, medians
 from threadpoolctl import threadpool_limits
 
 from niss.accounting import DrawnAccount
@@ -372,13 +372,11 @@ def compare(case: Case, names: list[str], repeats: int) -> list[Row]:
         for drops in ((0,) if name in ("fedavg", "niss-tolerate") else (0, 1))
     }
     found = {key: [_numbers(one) for one in runs] for key, runs in in_turns(turns, repeats).items()}
-    base, rows = found.pop(("fedavg", 0)), []
+    base, rows = medians(found.pop(("fedavg", 0))) | {"messages": 0.0}, list[Row]()
     for (name, drops), runs in found.items():
-        rows.append({"contestant": name, "dropped": drops})
-        for column in runs[0]:
-            less = median(run[column] for run in base)
-            rows[-1][column] = median(run[column] for run in runs) - (0.0 if column == "messages" else less)
-        rows[-1]["extra upload"] = f"{rows[-1]['upload B'] / 4 / case.coordinates:.2%}"
+        beyond = {column: value - base[column] for column, value in medians(runs).items()}
+        share = f"{beyond['upload B'] / 4 / case.coordinates:.2%}"
+        rows.append({"contestant": name, "dropped": drops, **beyond, "extra upload": share})
     for row in rows:
         rival = next(
             (one for one in rows if one["contestant"] == "secagg+" and one["dropped"] == row["dropped"]), None

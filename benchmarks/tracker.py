@@ -21,7 +21,6 @@ import gc
 import itertools
 import json
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -31,10 +30,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from harness import Report, command_line, cpu_seconds, megabytes
 
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keyfile import create_keyfile
@@ -49,38 +49,10 @@ CONNECTIONS = 32
 _TTL = 86_400.0
 
 
-@dataclass(frozen=True)
-class Result:
-    """One store, one rate."""
-
-    store: str
-    source: str
-    trackers: int
-    clients: int
-    wanted_rate: float
-    seconds: float
-    answered: int
-    failed: int
-    rate: float
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    max_ms: float
-    cpu_ms_per_request: float
-    load_cpu_ms_per_request: float
-    answer_bytes: float
-    open_round_ms: float
-    tracker_megabytes: float
-    load_average: float
-
-
-def make_clients(count: int) -> list[tuple[Identity, bytes]]:
-    """Identities, each with one signed prekey, packed."""
-    made = []
-    for _ in range(count):
-        identity = Identity.generate(os.urandom)
-        made.append((identity, PrekeyStore().batch(1, identity, os.urandom)[0]))
-    return made
+def make_clients(count: int) -> list[tuple[Identity, Any]]:
+    """Identities, each with one signed prekey."""
+    identities = [Identity.generate(os.urandom) for _ in range(count)]
+    return [(one, PrekeyStore().batch(1, one, os.urandom)[0]) for one in identities]
 
 
 def fill(store: TrackerStore, clients: Sequence[tuple[Identity, Any]]) -> None:
@@ -238,22 +210,12 @@ async def load(
     return latencies, failed, received, time.perf_counter() - began
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def megabytes(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
-
-
-def measure(kind: str, url: str, folder: Path, options: argparse.Namespace) -> list[Result]:
+def measure(kind: str, url: str, folder: Path, options: argparse.Namespace, report: Report) -> None:
+    """All rates and repeats on one store, the sources in turns."""
     server, clients = Identity.generate(os.urandom), options.made
     prepare(kind, url, clients)
     key, cores = folder / "tracker.key", sorted(os.sched_getaffinity(0))
     tracker = create_keyfile(key, Identity.generate(os.urandom)).identity.public
-    results = []
     sources = [path.resolve() for path in (Path(__file__).parents[1] / "src", *options.beside)]
     with ExitStack() as stack:
         groups = []
@@ -262,119 +224,64 @@ def measure(kind: str, url: str, folder: Path, options: argparse.Namespace) -> l
                 stack.enter_context(tracker_process(key, url, server, source, cores[-1 - place % len(cores)]))
                 for place in range(options.trackers)
             ]
-            groups.append(([pid for pid, _ in started], [address for _, address in started]))
+            groups.append((source, [pid for pid, _ in started], [address for _, address in started]))
         if len(cores) > options.trackers:
             os.sched_setaffinity(0, set(cores[: -options.trackers]))
             stack.callback(os.sched_setaffinity, 0, set(cores))
-        paths, opening = open_rounds(groups[0][1][0], server, clients)
-        for _, urls in groups:  # Warm up; each tracker reads the round into its memory.
+        paths, opening = open_rounds(groups[0][2][0], server, clients)
+        for *_, urls in groups:  # Warm up; each tracker reads the round into its memory.
             asyncio.run(load(urls, signed_requests(urls[0], tracker, clients, paths, 1_000), 250))
-        for rate, _, (source, (pids, urls)) in itertools.product(
-            options.rate, range(options.repeats), list(zip(sources, groups, strict=True))
-        ):
+        for rate, _, (source, pids, urls) in itertools.product(options.rate, range(options.repeats), groups):
             count = int(rate * options.seconds)
             requests = signed_requests(urls[0], tracker, clients, paths, count)
             gc.collect()
             gc.freeze()  # A collection of the load's own objects would be measured as latency.
-            before, own = sum(map(cpu_seconds, pids)), time.process_time()
+            before, own = cpu_seconds(pids), time.process_time()
             latencies, failed, received, seconds = asyncio.run(load(urls, requests, rate))
-            used, own = sum(map(cpu_seconds, pids)) - before, time.process_time() - own
+            used, own = cpu_seconds(pids) - before, time.process_time() - own
             ranked = sorted(latencies) or [float("nan")]
-            at = [
-                1000 * ranked[min(len(ranked) - 1, int(share * len(ranked)))]
-                for share in (0.5, 0.95, 0.99, 1)
-            ]
-            results.append(
-                Result(
-                    kind,
-                    str(source),
-                    options.trackers,
-                    len(clients),
-                    rate,
-                    seconds,
-                    len(latencies),
-                    failed,
-                    len(latencies) / seconds,
-                    *at,
-                    1000 * used / max(1, count),
-                    1000 * own / max(1, count),
-                    received / max(1, len(latencies)),
-                    1000 * opening,
-                    sum(map(megabytes, pids)),
-                    os.getloadavg()[0],
-                )
-            )
-            show(results[-1])
-    return results
-
-
-def show(result: Result) -> None:
-    print(
-        f"{result.store:7}{result.trackers} of {result.source}{result.clients:9,} clients  "
-        f"wanted {result.wanted_rate:6.0f}/s  "
-        f"reached {result.rate:6.0f}/s  failed {result.failed}  "
-        f"p50 {result.p50_ms:.1f}  p95 {result.p95_ms:.1f}  p99 {result.p99_ms:.1f}  max {result.max_ms:.1f} ms  "
-        f"cpu {result.cpu_ms_per_request:.3f} ms and {result.load_cpu_ms_per_request:.3f} ms of the load  "
-        f"opening a round {result.open_round_ms:.0f} ms  "
-        f"{result.tracker_megabytes:.0f} MB  (load of the machine {result.load_average:.1f})",
-        flush=True,
-    )
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=100_000)
-    parser.add_argument("--rate", type=float, nargs="+", default=[1000.0])
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--store", choices=("sqlite", "redis"), nargs="+", default=["sqlite", "redis"])
-    parser.add_argument("--quick", action="store_true", help="2,000 clients, 3 seconds")
-    parser.add_argument("--trackers", type=int, default=1, help="processes on one store")
-    parser.add_argument(
-        "--beside", type=Path, nargs="*", default=[], metavar="SRC", help="other source folders"
-    )
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each rate, sources in turns")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    if options.quick:
-        options.clients, options.seconds = 2000, 3.0
-    return options
+            row = {
+                "store": kind,
+                "source": str(source),
+                "trackers": options.trackers,
+                "clients": len(clients),
+            }
+            row |= {"wanted/s": rate, "reached/s": len(latencies) / seconds, "failed": failed}
+            for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items():
+                row[f"{name} ms"] = 1000 * ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+            row |= {"CPU ms a request": 1000 * used / count, "of the load": 1000 * own / count}
+            row |= {"answer B": received / max(1, len(latencies)), "opening a round ms": 1000 * opening}
+            row |= {"MB": megabytes(pids, "Rss"), "load of the machine": os.getloadavg()[0]}
+            report.add("neighbour requests", [row])
 
 
 def main() -> None:
-    options = parse()
-    packages = ("fastapi", "uvicorn", "httptools", "uvloop", "redis", "cryptography")
-    about = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0)), **versions(packages)}
-    print(", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
+    """Measure, print, write."""
+    number = {"type": float, "nargs": "+"}
+    options = command_line(
+        __doc__,
+        only=("sqlite", "redis"),
+        repeats=1,
+        clients={"type": int, "default": 100_000},
+        rate=number | {"default": [1000.0]},
+        seconds={"type": float, "default": 20.0},
+        trackers={"type": int, "default": 1, "help": "processes on one store"},
+        beside={"type": Path, "nargs": "*", "default": [], "metavar": "SRC", "help": "other source folders"},
+    )
+    if options.quick:
+        options.clients, options.seconds = 2000, 3.0
+    report = Report(options, "fastapi", "uvicorn", "httptools", "uvloop", "redis", "cryptography")
     options.made = make_clients(options.clients)
-    results: list[Result] = []
-    for kind in options.store:
-        if kind == "redis" and (shutil.which("redis-server") is None or "redis" not in about):
-            print("redis  skipped: apt-get install redis-server, pip install redis")
+    for kind in options.only:
+        if kind == "redis" and shutil.which("redis-server") is None:
+            print("redis skipped: apt-get install redis-server, pip install redis")
             continue
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             folder = Path(name)
+            url = f"sqlite:///{folder / 'tracker.db'}"
             if kind == "redis":
-                with redis_process(folder) as url:
-                    results += measure(kind, url, folder, options)
-            else:
-                results += measure(kind, f"sqlite:///{folder / 'tracker.db'}", folder, options)
-    if options.json is not None:
-        rows = [asdict(result) for result in results]
-        options.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=2) + "\n")
-
-
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+                url = stack.enter_context(redis_process(folder))
+            measure(kind, url, folder, options, report)
 
 
 if __name__ == "__main__":
