@@ -13,9 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from experiments.reproduce import text  # noqa: E402
 from experiments.reproduce.chart import write_figures  # noqa: E402
-from experiments.reproduce.stamps import figure_name  # noqa: E402
-from experiments.reproduce.text import IMAGES, TABLES_FILE, copy_name, fill, results_folder, tables_text  # noqa: E402
 from niss.files import write_output  # noqa: E402
 
 MOST_BYTES = 1_000_000
@@ -23,16 +22,16 @@ MOST_BYTES = 1_000_000
 
 def main() -> None:
     root = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT
-    folder = results_folder(Path(sys.argv[1]) if len(sys.argv) > 1 else root / "results")
+    folder = text.results_folder(Path(sys.argv[1]) if len(sys.argv) > 1 else root / "results")
     write_figures(folder)
-    write_output(folder / TABLES_FILE, tables_text(folder).encode())
-    for name, dark in product(IMAGES, (False, True)):
-        figure = folder / figure_name(name, dark=dark)
+    write_output(folder / text.TABLES_FILE, text.tables_text(folder).encode())
+    for name, dark in product(text.FIGURES, (False, True)):
+        figure = folder / text.figure_name(name, dark=dark)
         if figure.exists():
-            copy_figure(figure, root / "docs" / "images" / copy_name(figure.stem))
+            copy_figure(figure, root / "docs" / "images" / text.copy_name(figure))
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         before = path.read_text(encoding="utf-8")
-        after = fill(before, folder)
+        after = text.fill(before, folder)
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"filled {path.relative_to(root)}")

@@ -7,7 +7,7 @@ trains; test images are never seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
@@ -16,21 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproduce.design import (
-    DELTA,
-    EPSILONS,
-    METHODS,
-    SPLITS,
-    TUNING,
-    UNIT,
-    VARIANTS,
-    Choice,
-    Method,
-    Setting,
-    Variant,
-    run_cell,
-    trial_cell,
-)
+from experiments.reproduce import design
 from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.runner import Watch, run_cells
 from experiments.reproduce.tuning import (
@@ -58,12 +44,12 @@ MODELS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def setting_config(
-    setting: Setting,
-    method: Method,
-    choice: Choice,
+    setting: design.Setting,
+    method: design.Method,
+    choice: design.Choice,
     *,
     epsilon: float,
-    variant: Variant = VARIANTS["none"],
+    variant: design.Variant = design.VARIANTS["none"],
     seed: int = 1,
     device: str = "auto",
 ) -> Config:
@@ -75,7 +61,7 @@ def setting_config(
         "rounds": setting.rounds,
         "data": {
             "dataset": setting.dataset,
-            "split": SPLITS[setting.split],
+            "split": design.SPLITS[setting.split],
             "clients": setting.clients,
             "samples_per_client": setting.images,
         },
@@ -89,7 +75,7 @@ def setting_config(
             "device": device,
             **method.training,
         },
-        "privacy": {"unit": UNIT, "clip": choice.clip, "epsilon": epsilon, "delta": DELTA},
+        "privacy": {"unit": design.UNIT, "clip": choice.clip, "epsilon": epsilon, "delta": design.DELTA},
         "methods": [{"name": method.kind, "label": method.name, **method.settings}],
     }
     if method.faults:
@@ -106,14 +92,14 @@ def setting_config(
 
 
 @cache
-def _carried_kappa(participants: int, clients: int, rounds: int, variant: Variant) -> float:
+def _carried_kappa(participants: int, clients: int, rounds: int, variant: design.Variant) -> float:
     """The planner's choice where noise is carried to the next round; one epsilon serves for all."""
     return forecast(
         carry=True,
         participants=participants,
         clients=clients,
         rounds=rounds,
-        delta=DELTA,
+        delta=design.DELTA,
         collusion=variant.rho,
         dropout=variant.dropout,
         mode=variant.mode,
@@ -121,43 +107,16 @@ def _carried_kappa(participants: int, clients: int, rounds: int, variant: Varian
 
 
 @cache
-def _planned(participants: int, participations: int, variant: Variant) -> Plan:
+def _planned(participants: int, participations: int, variant: design.Variant) -> Plan:
     """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
     return forecast(
         participants=participants,
-        delta=DELTA,
+        delta=design.DELTA,
         participations=participations,
         collusion=variant.rho,
         dropout=variant.dropout,
         mode=variant.mode,
     ).plan
-
-
-def setting_base(setting: Setting) -> Mapping[str, Any]:
-    """What all cells of a setting have in common, for its result file."""
-    return {
-        "dataset": setting.dataset,
-        "split": setting.split,
-        "unit": UNIT,
-        "clients": setting.clients,
-        "participants": setting.participants,
-        "rounds": setting.rounds,
-        "delta": DELTA,
-        "local_epochs": setting.epochs,
-        "batch_size": setting.batch_size,
-        "sampling": "cyclic",
-        "images_per_client": setting.images,
-        **({} if setting.model == "mlp" else {"model": setting.model}),
-    }
-
-
-def held_out_setting(setting: Setting, records: int) -> Setting:
-    """The same setting on a training set cut to `records` images: as many to a client, hence fewer cohorts."""
-    if setting.split == "natural":
-        return setting
-    clients = records // setting.images
-    participants = min(setting.participants, clients)
-    return replace(setting, clients=clients - clients % participants, participants=participants)
 
 
 @lru_cache(maxsize=1)
@@ -200,7 +159,7 @@ def majority(dataset: Dataset) -> float:
     return float((dataset.test_labels == most).mean())
 
 
-def _own_base(setting: Setting, dataset: Dataset) -> dict[str, Any]:
+def _own_base(setting: design.Setting, dataset: Dataset) -> dict[str, Any]:
     """What a setting with a model of its own says of its data: how often it is tested, and what needs no learning."""
     if setting.model == "mlp":
         return {}
@@ -211,11 +170,11 @@ def _own_base(setting: Setting, dataset: Dataset) -> dict[str, Any]:
 class Contestant:
     """What is tuned: a method under a variant at an epsilon; None where nothing is promised."""
 
-    method: Method
-    variant: Variant
+    method: design.Method
+    variant: design.Variant
     epsilon: float | None
 
-    def labels(self, choice: Choice) -> dict[str, Any]:
+    def labels(self, choice: design.Choice) -> dict[str, Any]:
         """Of one trial."""
         return {
             "method": self.method.name,
@@ -231,15 +190,15 @@ def contestants(
 ) -> list[Contestant]:
     """Everyone who is tuned for these methods, under the variants that make a difference to them."""
     return [
-        Contestant(method, VARIANTS[variant], epsilon)
-        for method, variant in product((METHODS[name] for name in methods), variants)
-        if method.suffers(VARIANTS[variant])
+        Contestant(method, design.VARIANTS[variant], epsilon)
+        for method, variant in product((design.METHODS[name] for name in methods), variants)
+        if method.suffers(design.VARIANTS[variant])
         for epsilon in (epsilons if method.private else (None,))
     ]
 
 
 def tune(
-    setting: Setting,
+    setting: design.Setting,
     epsilons: Sequence[float],
     *,
     out: Path,
@@ -256,20 +215,20 @@ def tune(
     All searches take their next step together, so that trials of one width train as one cohort.
     """
     data = hold_out(_loaded(setting.dataset))
-    cut = held_out_setting(setting, len(data.train_labels))
+    cut = setting.cut_to(len(data.train_labels))
     base = {
-        **setting_base(cut),
+        **cut.base,
         **_own_base(setting, data),
         "held_out": len(data.test_labels),
         "seed": 1,
     }
     grid = axes or axes_of(setting)
     variants = [variant for variant in variants if variant in setting.variants]
-    mine = contestants(epsilons, methods or tuple(METHODS), variants)
+    mine = contestants(epsilons, methods or tuple(design.METHODS), variants)
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
         for one in mine:
-            tuned = read_result(result_path(out, TUNING, setting.name))
+            tuned = read_result(result_path(out, design.TUNING, setting.name))
             for choice in _open_trials(one, tuned, grid):
                 labels = one.labels(choice)
                 config = setting_config(
@@ -280,9 +239,9 @@ def tune(
                     variant=one.variant,
                     device=device,
                 )
-                cells[trial_cell(labels)] = labels, config
+                cells[design.trial_cell(labels)] = labels, config
         result = run_cells(
-            TUNING,
+            design.TUNING,
             setting.name,
             base,
             cells,
@@ -296,7 +255,7 @@ def tune(
             return result
 
 
-def _open_trials(one: Contestant, tuned: Result | None, axes: Axes) -> list[Choice]:
+def _open_trials(one: Contestant, tuned: Result | None, axes: Axes) -> list[design.Choice]:
     trials = {
         choice_of(cell.labels, axes): cell.accuracy
         for cell in trials_of(tuned, one.method.name, one.variant.name)
@@ -306,11 +265,11 @@ def _open_trials(one: Contestant, tuned: Result | None, axes: Axes) -> list[Choi
 
 
 def run_setting(
-    setting: Setting,
+    setting: design.Setting,
     *,
     out: Path,
     work: Path,
-    epsilons: Sequence[float] = EPSILONS,
+    epsilons: Sequence[float] = design.EPSILONS,
     methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     seeds: Sequence[int] = (1, 2, 3),
@@ -323,17 +282,22 @@ def run_setting(
 
     tuned_in  where the tuning is, unless in `out`
     """
-    methods = methods or tuple(METHODS)
-    variants = [variant for variant in variants if variant not in VARIANTS or variant in setting.variants]
-    unknown = [name for name in (*methods, *variants) if name not in METHODS and name not in VARIANTS]
+    methods = methods or tuple(design.METHODS)
+    variants = [
+        variant for variant in variants if variant not in design.VARIANTS or variant in setting.variants
+    ]
+    unknown = [
+        name for name in (*methods, *variants) if name not in design.METHODS and name not in design.VARIANTS
+    ]
     if unknown:
         raise ConfigError(
-            f"unknown name {unknown[0]!r}", hint="use one of: " + ", ".join((*METHODS, *VARIANTS))
+            f"unknown name {unknown[0]!r}",
+            hint="use one of: " + ", ".join((*design.METHODS, *design.VARIANTS)),
         )
-    tuned = read_result(result_path(tuned_in or out, TUNING, setting.name))
+    tuned = read_result(result_path(tuned_in or out, design.TUNING, setting.name))
     cells: dict[str, tuple[dict[str, Any], Any]] = {}
     for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
-        cell = _cell(setting, VARIANTS[variant], method, epsilon, seed, tuned, device)
+        cell = _cell(setting, design.VARIANTS[variant], method, epsilon, seed, tuned, device)
         if cell is not None:
             identity, labels, config = cell
             cells.setdefault(identity, (labels, config))
@@ -341,7 +305,7 @@ def run_setting(
     return run_cells(
         setting.experiment,
         setting.name,
-        {**setting_base(setting), **_own_base(setting, data)},
+        {**setting.base, **_own_base(setting, data)},
         cells,
         out=out,
         work=work,
@@ -352,8 +316,8 @@ def run_setting(
 
 
 def _cell(
-    setting: Setting,
-    variant: Variant,
+    setting: design.Setting,
+    variant: design.Variant,
     method: str,
     epsilon: float,
     seed: int,
@@ -361,7 +325,7 @@ def _cell(
     device: str,
 ) -> tuple[str, dict[str, Any], Any] | None:
     """One cell; None where a variant leaves a method as it is, so that its plain cell stands for it."""
-    contestant = METHODS[method]
+    contestant = design.METHODS[method]
     if not contestant.suffers(variant):
         return None
     choice, tuned_for = chosen(tuned, setting, method, epsilon, variant.name)
@@ -389,4 +353,4 @@ def _cell(
         "tuned_for": tuned_for,
         **asdict(choice),
     }
-    return run_cell(variant.name, method, target, seed), labels, config
+    return design.run_cell(variant.name, method, target, seed), labels, config

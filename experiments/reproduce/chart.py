@@ -14,27 +14,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.reproduce import design
 from experiments.reproduce.chart_pictures import draw_figure_4, keep_shown
-from experiments.reproduce.checks import setting_of
 from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
-from experiments.reproduce.design import (
-    DATASETS,
-    EPSILONS,
-    FIGURE_3,
-    FIGURE_4,
-    METHODS,
-    PANELS,
-    VARIANTS,
-    X_VALUES,
-    Panel,
-    find_panel,
-)
-from experiments.reproduce.modelled import MODELLED
 from experiments.reproduce.recompute import CarriedNoise, FloatArray, banded_noise
 from experiments.reproduce.results import Cell, Result, read_results, select, spread
 from experiments.reproduce.sensitivity import NBAFL
-from experiments.reproduce.stamps import DRAWN_FROM, figure_name, write_stamps
 from experiments.reproduce.tables import at_epsilon, leaks_in_order
+from experiments.reproduce.text import FIGURES, figure_name, write_stamps
 from niss.charts import Chart, Curves, Series, cut_range, marked, points, shown
 from niss.figures import CHART_STYLE, draw_sheet, png
 from niss.files import SHARED, write_atomically
@@ -59,14 +46,18 @@ _ACCURACY, _PROMISED = "Test accuracy, %", "ε promised"
 _X_LOOKS = (Look(SKY, "", DOTTED), Look(BLUE, ""), Look(PURPLE, "", DASHED), Look(PINK, "", SHORT))
 _X_NAMES = {0.0: "X = 0 (as FedAvg)", 1.0: "X = 1 (as DP-FedAvg)"}
 LOOKS = dict(
-    zip(METHODS, distinct(look_of(one.kind, protected=one.private) for one in METHODS.values()), strict=True)
+    zip(
+        design.METHODS,
+        distinct(look_of(one.kind, protected=one.private) for one in design.METHODS.values()),
+        strict=True,
+    )
 )
 _NISS = "niss-planned"
 # Method, variant, name and look; without faults in the looks that the methods have everywhere.
 _Contestant = tuple[str, str, str, Look]
 _PLAIN: dict[str, _Contestant] = {
     name: (name, "none", marked(name, protected=method.private), LOOKS[name])
-    for name, method in METHODS.items()
+    for name, method in design.METHODS.items()
 }
 _FAULTS: tuple[_Contestant, ...] = (
     _PLAIN["dp-fedavg"],
@@ -91,7 +82,7 @@ def in_order(results: Iterable[Result]) -> list[Result]:
 
 def _title(result: Result) -> str:
     """Dataset and split, and below them the size of a round."""
-    setting = setting_of(result)
+    setting = design.find_setting(result.name)
     return f"{setting.title}\n{setting.participants:,} of {setting.clients:,}"
 
 
@@ -117,11 +108,11 @@ def _cut(chart: Curves) -> Curves:
 
 def _over_epsilon(results: Iterable[Result], contestants: Iterable[_Contestant]) -> list[Chart]:
     """Accuracy over the epsilon promised, a chart for each setting."""
-    wanted, ticks = list(contestants), tuple(f"{epsilon:g}" for epsilon in EPSILONS)
+    wanted, ticks = list(contestants), tuple(f"{epsilon:g}" for epsilon in design.EPSILONS)
     charts: list[Chart] = []
     for result in results:
         series = [
-            _accuracies(name, look, [at_epsilon(cells, epsilon) for epsilon in EPSILONS])
+            _accuracies(name, look, [at_epsilon(cells, epsilon) for epsilon in design.EPSILONS])
             for method, variant, name, look in wanted
             if (cells := select(result, method=method, variant=variant))
         ]
@@ -144,7 +135,7 @@ def _over_epsilon(results: Iterable[Result], contestants: Iterable[_Contestant])
 
 def _faults(results: Mapping[str, Result]) -> list[Chart]:
     """A chart for each setting in which clients drop out."""
-    variants = [name for name, variant in VARIANTS.items() if variant.dropout]
+    variants = [name for name, variant in design.VARIANTS.items() if variant.dropout]
     dropping = [
         one
         for one in in_order(results.values())
@@ -160,7 +151,11 @@ def _rivals(results: Mapping[str, Result]) -> list[Chart]:
 
 def _datasets(results: Mapping[str, Result]) -> list[Chart]:
     """The same for other models and data, with what the most frequent label is worth."""
-    names = [name for name in (*MODELLED, *sorted(results.keys() - MODELLED.keys())) if name in results]
+    names = [
+        name
+        for name in (*design.MODELLED, *sorted(results.keys() - design.MODELLED.keys()))
+        if name in results
+    ]
     return _over_epsilon((results[name] for name in names), _PLAIN.values())
 
 
@@ -174,7 +169,7 @@ def _noise(results: Mapping[str, Result]) -> list[Chart]:
     charts: list[Chart] = []
     for size in sorted(by_size, reverse=True):
         result, series = by_size[size], []
-        for name in METHODS:
+        for name in design.METHODS:
             if cells := select(result, method=name, variant="none", epsilon=_HELD_AT):
                 variance = noise_in_model(result, cells[0])
                 places = points(range(1, variance.size + 1), variance, "y")
@@ -187,7 +182,7 @@ def _noise(results: Mapping[str, Result]) -> list[Chart]:
 def noise_in_model(result: Result, cell: Cell) -> FloatArray:
     """Variance after each round, in squared sensitivities, from what the run recorded."""
     rounds, size = result.base["rounds"], result.base["participants"]
-    facts, kind = cell.mechanism, METHODS[cell.labels["method"]].noise
+    facts, kind = cell.mechanism, design.METHODS[cell.labels["method"]].noise
     carried = cell.aggregate_variance / (cell.labels["clip"] / size) ** 2
     if kind == "carried":
         noise = CarriedNoise(rounds, size, facts["spatial"], facts["carried"], facts["residual"])
@@ -198,10 +193,10 @@ def noise_in_model(result: Result, cell: Cell) -> FloatArray:
     return np.asarray(carried * np.arange(1.0, rounds + 1.0))
 
 
-def _panels(results: Mapping[str, Result]) -> list[Panel]:
+def _panels(results: Mapping[str, Result]) -> list[design.Panel]:
     """As the paper has them; others behind."""
-    known = [panel for panel in PANELS if panel.name in results]
-    return [*known, *map(find_panel, sorted(results.keys() - {panel.name for panel in known}))]
+    known = [panel for panel in design.PANELS if panel.name in results]
+    return [*known, *map(design.find_panel, sorted(results.keys() - {panel.name for panel in known}))]
 
 
 def _figure_3(results: Mapping[str, Result]) -> list[Chart]:
@@ -211,7 +206,7 @@ def _figure_3(results: Mapping[str, Result]) -> list[Chart]:
         result = results[panel.name]
         series = [
             _band(_X_NAMES.get(x, f"X = {x:g}"), look, cells)
-            for x, look in zip(X_VALUES, _X_LOOKS, strict=True)
+            for x, look in zip(design.X_VALUES, _X_LOOKS, strict=True)
             if (cells := select(result, x=x, reading=NBAFL.name))
         ]
         charts.append(Curves(title=panel.title, across="Round", up=_ACCURACY, series=series))
@@ -257,14 +252,14 @@ def _gaps(results: Mapping[str, Result]) -> list[Chart]:
 
 
 CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
-    FIGURE_3: _figure_3,
+    design.FIGURE_3: _figure_3,
     "gaps": _gaps,
     "faults": _faults,
     "rivals": _rivals,
     "noise": _noise,
-    DATASETS: _datasets,
+    design.DATASETS: _datasets,
 }
-"""By the name of the figure; each shows the results of the experiment that `DRAWN_FROM` names."""
+"""By the name of the figure; each shows the results of the experiment that `FIGURES` names."""
 
 
 def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
@@ -275,12 +270,12 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     figures: dict[str, Figure | None] = {
         name: draw_sheet(charts, (), keys_once=True)
         for name, charts_of in CHARTS.items()
-        if (charts := shown(charts_of(read_results(folder, DRAWN_FROM[name]))))
+        if (charts := shown(charts_of(read_results(folder, FIGURES[name][0]))))
     }
     if leaks := leaks_in_order(folder):
         if work is not None:
             keep_shown(leaks, work, folder)
-        figures[FIGURE_4] = draw_figure_4(leaks, folder)
+        figures[design.FIGURE_4] = draw_figure_4(leaks, folder)
     written = []
     for name, figure in figures.items():
         if figure is not None:

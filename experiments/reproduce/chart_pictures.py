@@ -20,7 +20,7 @@ from experiments.reproduce.results import (
     Leaks,
     kept_pictures,
     pictures_path,
-    select_level,
+    select,
     write_kept,
 )
 from niss.figures import STYLE as COMMON
@@ -116,7 +116,7 @@ def draw_figure_4(leaks: Sequence[Leaks], folder: Path) -> Figure | None:
 
 def _first_attempt(leaks: Leaks, level: Level) -> Attempt | None:
     """The attempt at a level with the first seed, at the first reading of the paper's noise."""
-    found = select_level(leaks, level.name)
+    found = select(leaks, level=level.name)
     return min(found, key=lambda cell: (cell.labels["seed"], cell.labels["sigma_k"] or 0.0), default=None)
 
 
@@ -141,7 +141,7 @@ def _picture(
         axes.imshow(image[0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     else:
         axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
-    words = f"grey {leaks.grey:.0f} dB" if cell is None else f"{cell.psnr:.0f} dB"
+    words = f"grey {leaks.base['grey_psnr']:.0f} dB" if cell is None else f"{cell.psnr:.0f} dB"
     axes.set_xlabel(words, fontsize=8.5, labelpad=2, color=QUIET if cell is None else "black")
 
 

@@ -10,49 +10,31 @@ import hashlib
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from experiments.reproduce.design import (
-    BEYOND,
-    DATASETS,
-    DELTA,
-    FIGURE_3,
-    FIGURE_4,
-    METHODS,
-    SPLITS,
-    SWEEP,
-    TUNING,
-    UNIT,
-    Setting,
-    find_panel,
-    find_setting,
-    panel_cell,
-    run_cell,
-    trial_cell,
-)
-from experiments.reproduce.expected import SEARCHED, expected_cells
+from experiments.reproduce import design
 from experiments.reproduce.promises import TRAINING_IMAGES, attack_faults, panel_faults, promise_faults
-from experiments.reproduce.results import (
-    Attempt,
-    Cell,
-    Leaks,
-    Record,
-    Result,
-    all_leaks,
-    read_results,
-)
+from experiments.reproduce.results import AnyCell, Attempt, Cell, Leaks, Record, Result, read_results
 from experiments.reproduce.sensitivity import Setup
-from experiments.reproduce.tuning import Axes, axes_for, axes_of, choice_of, chosen, next_trials, trials_of
+from experiments.reproduce.tuning import axes_for, axes_of, choice_of, chosen, next_trials, trials_of
 from niss.errors import NissError
 
-R = TypeVar("R", Result, Leaks)
-TRAINED = (FIGURE_3, SWEEP, TUNING, BEYOND, DATASETS)
+EXPERIMENTS = (
+    design.FIGURE_3,
+    design.SWEEP,
+    design.TUNING,
+    design.BEYOND,
+    design.DATASETS,
+    design.FIGURE_4,
+)
+"""All that have result files, the attacks last."""
+PANELS = (design.FIGURE_3, design.SWEEP)
 TEST_IMAGES = 10_000
 COPIED = 0.3
 """The part of two curves that may agree to the last digit: runs of different seeds agree in a few rounds by chance."""
@@ -69,46 +51,40 @@ class Fault:
 
 def check_files(folder: Path, *, partial: bool = False) -> list[Fault]:
     """Every fault of the result files in `folder`; `partial`: not all that the design lists has been run."""
-    trained = {experiment: read_results(folder, experiment) for experiment in TRAINED}
-    leaks = all_leaks(folder)
-    records: list[Record[Any]] = [
-        *(one for results in trained.values() for one in results.values()),
-        *leaks.values(),
-    ]
+    found = {experiment: read_results(folder, experiment) for experiment in EXPERIMENTS}
+    records = [one for results in found.values() for one in results.values()]
     faults = [] if partial else list(_complete(folder, records))
-    for result in (one for results in trained.values() for one in results.values()):
-        faults += _without_crash(result, lambda one: _trained_faults(one, trained))
-    for one in leaks.values():
-        faults += _without_crash(one, _attacks)
+    for record in records:
+        try:
+            for fault in _faults(record, found):
+                faults.append(fault)  # one by one: what was found before a crash counts
+        except (NissError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # A file in which a check does not find its way about is at fault itself.
+            faults.append(Fault("cells", _where(record), f"cannot be made out: {error!r}"))
     try:
         return [*faults, *_copies_elsewhere(records)]
     except (NissError, LookupError, TypeError):
         return faults  # files that cannot be made out are among them
 
 
-def _without_crash(record: R, check: Callable[[R], Iterable[Fault]]) -> list[Fault]:
-    """What a check finds; a file in which it does not find its way about is at fault itself."""
-    found: list[Fault] = []
-    try:
-        for fault in chain(_identities(record), check(record)):
-            found.append(fault)  # one by one: what was found before a crash counts
-    except (NissError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        found.append(Fault("cells", _where(record), f"cannot be made out: {error!r}"))
-    return found
-
-
-def _trained_faults(result: Result, trained: Mapping[str, Mapping[str, Result]]) -> Iterator[Fault]:
-    yield from _curves(result)
-    yield from _copies(result)
-    if result.experiment in (FIGURE_3, SWEEP):
-        wrong = panel_faults(result)
+def _faults(record: Record[Any], found: Mapping[str, Mapping[str, Record[Any]]]) -> Iterator[Fault]:
+    """All that is wrong with a file by itself, and beside the runs that a tuning was made for."""
+    yield from _identities(record)
+    if record.experiment == design.FIGURE_4:
+        yield from _attacks(record)
+        return
+    yield from _curves(record)
+    yield from _copies(record)
+    if record.experiment in PANELS:
+        wrong = panel_faults(record)
     else:
-        wrong = promise_faults(result, trained[BEYOND].get(result.name) or trained[DATASETS].get(result.name))
-    yield from (Fault(kind, _where(result, cell), detail) for cell, kind, detail in wrong)
-    if result.experiment in (BEYOND, DATASETS):
-        yield from _choices(result, trained[TUNING])
-    if result.experiment == TUNING:
-        yield from _search(result)
+        runs = found[design.BEYOND].get(record.name) or found[design.DATASETS].get(record.name)
+        wrong = promise_faults(record, runs)
+    yield from (Fault(kind, _where(record, cell), detail) for cell, kind, detail in wrong)
+    if record.experiment == design.TUNING:
+        yield from _search(record)
+    elif record.experiment not in PANELS:
+        yield from _choices(record, found[design.TUNING].get(record.name))
 
 
 def _where(record: Record[Any], cell: str = "") -> str:
@@ -117,13 +93,13 @@ def _where(record: Record[Any], cell: str = "") -> str:
 
 def _complete(folder: Path, records: Iterable[Record[Any]]) -> Iterator[Fault]:
     found = {(record.experiment, record.name): record for record in records}
-    wanted = expected_cells()
+    wanted = design.expected_cells()
     for experiment, name in wanted.keys() - found.keys():
         yield Fault("cells", f"{experiment}/{name}", "the file is missing")
     for (experiment, name), record in found.items():
         if (experiment, name) not in wanted:
             yield Fault("cells", f"{experiment}/{name}", "the design has no such file")
-        elif (cells := wanted[experiment, name]) is not SEARCHED:
+        elif (cells := wanted[experiment, name]) is not design.SEARCHED:
             ids = {cell.id for cell in record.cells}
             for kind, different in (("is missing", cells - ids), ("is not in the design", ids - cells)):
                 yield from (Fault("cells", _where(record, cell), kind) for cell in sorted(different))
@@ -142,49 +118,41 @@ def _identities(record: Record[Any]) -> Iterator[Fault]:
     for cell in record.cells:
         if cell.id != _identity(record.experiment, cell.labels):
             yield Fault("settings", _where(record, cell.id), "its labels say that it is another cell")
-    if record.experiment in (TUNING, BEYOND, DATASETS):
-        yield from _setting_faults(record)
-    elif record.experiment in (FIGURE_3, SWEEP):
+    if record.experiment in PANELS:
         yield from _panel_faults(record)
+    elif record.experiment != design.FIGURE_4:
+        yield from _setting_faults(record)
 
 
 def _identity(experiment: str, labels: Mapping[str, Any]) -> str:
-    if experiment in (FIGURE_3, SWEEP):
-        return panel_cell(labels["reading"], labels["x"], labels["seed"])
-    if experiment == FIGURE_4:
+    if experiment in PANELS:
+        return design.panel_cell(labels["reading"], labels["x"], labels["seed"])
+    if experiment == design.FIGURE_4:
         return f"{labels['noise']}/{labels['level']}/seed-{labels['seed']}"
-    if experiment == TUNING:
-        return trial_cell(labels)
-    return run_cell(labels["variant"], labels["method"], labels["epsilon"], labels["seed"])
+    if experiment == design.TUNING:
+        return design.trial_cell(labels)
+    return design.run_cell(labels["variant"], labels["method"], labels["epsilon"], labels["seed"])
 
 
 def _panel_faults(record: Record[Any]) -> Iterator[Fault]:
     """The settings of a panel are the paper's."""
-    base, paper = record.base, Setup()
-    said = {
-        "name": base["name"],
-        "dataset": f"{base['data']['dataset']}-{base['model']['name']}",
-        "split": base["data"]["split"],
-        "clip": base["privacy"]["clip"],
-        "epsilon": base["privacy"]["epsilon"],
-        "delta": base["privacy"]["delta"],
-        "rate": base["training"]["learning_rate"],
-        "batch": base["training"]["batch_size"],
-        "participants": base["training"]["participants"],
-        "rounds": base["rounds"],
-    }
-    panel = find_panel(record.name)
+    base, panel, paper = record.base, design.find_panel(record.name), Setup()
     wanted = {
         "name": record.name,
-        "dataset": f"{panel.dataset}-{panel.model}",
-        "split": SPLITS[panel.split],
-        "clip": paper.clip,
-        "epsilon": paper.epsilon,
-        "delta": paper.delta,
-        "rate": paper.learning_rate,
-        "batch": paper.batch_size,
-        "participants": paper.participants,
         "rounds": 100,
+        "data": {"dataset": panel.dataset, "split": design.SPLITS[panel.split]},
+        "model": {"name": panel.model},
+        "privacy": {"clip": paper.clip, "epsilon": paper.epsilon, "delta": paper.delta},
+        "training": {
+            "learning_rate": paper.learning_rate,
+            "batch_size": paper.batch_size,
+            "participants": paper.participants,
+        },
+    }
+    # Of a section, what the paper says of it.
+    said = {
+        name: {key: base[name][key] for key in one} if isinstance(one, dict) else base[name]
+        for name, one in wanted.items()
     }
     if panel.dataset in TRAINING_IMAGES:
         yield from _differences(record, said, wanted)
@@ -192,39 +160,23 @@ def _panel_faults(record: Record[Any]) -> Iterator[Fault]:
 
 def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
     """The base of a setting is the one that its name stands for."""
-    setting, base = setting_of(record), record.base
+    setting, base = design.find_setting(record.name), record.base
     known = setting.dataset in TRAINING_IMAGES
     if not known and setting.model == "mlp":
         return
-    images = TRAINING_IMAGES.get(setting.dataset, 0) - base.get("held_out", 0)
-    clients = setting.clients
-    if setting.split != "natural":
-        clients = min(clients, images // setting.images // setting.participants * setting.participants)
-    wanted: dict[str, Any] = {
-        "dataset": setting.dataset,
-        "split": setting.split,
-        "unit": UNIT,
-        "clients": clients,
-        "participants": setting.participants,
-        "rounds": setting.rounds,
-        "delta": DELTA,
-        "local_epochs": setting.epochs,
-        "batch_size": setting.batch_size,
-        "sampling": "cyclic",
-        "images_per_client": setting.images,
-    }
-    if record.experiment == TUNING:
+    wanted = setting.base
+    if record.experiment == design.TUNING:
         # Who owns samples keeps a whole number of them, so that how many are held out follows from the data.
         held = round(TRAINING_IMAGES[setting.dataset] / 6) if known else base["held_out"]
-        wanted |= {"held_out": held, "seed": 1}
+        cut = setting.cut_to(TRAINING_IMAGES.get(setting.dataset, 0) - held)
+        wanted = {**cut.base, "held_out": held, "seed": 1}
     if setting.model != "mlp":
         tested, guessed = base["tested"], base["majority"] * base["tested"]
         wanted |= {name: base[name] for name in ("tested", "majority")}
-        wanted |= {"model": setting.model}
         if tested < 1 or not 0.0 < guessed < tested or abs(guessed - round(guessed)) > 1e-6:
             detail = f"{base['majority']} is no part of {tested:,} labels"
             yield Fault("settings", _where(record), detail)
-    yield from _differences(record, record.base, wanted)
+    yield from _differences(record, base, wanted)
 
 
 def _differences(record: Record[Any], said: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Fault]:
@@ -232,11 +184,6 @@ def _differences(record: Record[Any], said: Mapping[str, Any], wanted: Mapping[s
         if said.get(name) != wanted.get(name):
             detail = f"{name} is {said.get(name)!r}, by its name {wanted.get(name)!r}"
             yield Fault("settings", _where(record), detail)
-
-
-def setting_of(record: Record[Any]) -> Setting:
-    """The setting that a file's name stands for."""
-    return find_setting(record.name)
 
 
 def _curves(result: Result) -> Iterator[Fault]:
@@ -287,53 +234,48 @@ def _copies_elsewhere(records: Iterable[Record[Any]]) -> Iterator[Fault]:
     by_curve, by_run = defaultdict(list), defaultdict(list)
     for record in records:
         for cell in record.cells:
-            curve = cell.losses if isinstance(cell, Attempt) else cell.curve
             run = _run(record, cell)
-            by_curve[curve].append((run, record, cell))
-            by_run[run].append((curve, record, cell))
+            by_curve[cell.course].append((run, record, cell))
+            by_run[run].append((record, cell))
     for twins in by_curve.values():
         first, record, cell = twins[0]
         for run, place, twin in twins[1:]:
-            if place is not record and run != first and _long(cell):
+            long = isinstance(cell, Attempt) or len(cell.curve) >= 10
+            if place is not record and run != first and long:
                 yield Fault("seeds", _where(place, twin.id), f"has the curve of {_where(record, cell.id)}")
     for same in by_run.values():
-        curve, record, cell = same[0]
-        for other, place, twin in same[1:]:
-            if other != curve:
+        record, cell = same[0]
+        for place, twin in same[1:]:
+            if twin.course != cell.course:
                 detail = f"is the run {_where(record, cell.id)} and has another curve"
                 yield Fault("seeds", _where(place, twin.id), detail)
 
 
-def _long(cell: Any) -> bool:
-    return isinstance(cell, Attempt) or len(cell.curve) >= 10
-
-
-def _run(record: Record[Any], cell: Any) -> str:
+def _run(record: Record[Any], cell: AnyCell) -> str:
     """What tells a run apart, whichever experiment it was made for."""
     labels = {name: value for name, value in cell.labels.items() if name not in ("reading", "tuned_for")}
-    if record.experiment in (FIGURE_3, SWEEP):
+    if record.experiment in PANELS:
         # Noise that cancels is the same run whatever its size.
         sigma = f"{labels.pop('sigma_k'):.6g}" if labels["x"] else ""
         return f"panel {record.name} {sigma} {sorted(labels.items())}"
-    if record.experiment in (BEYOND, DATASETS):
+    if record.experiment in (design.BEYOND, design.DATASETS):
         return f"run {record.name} {sorted(labels.items(), key=str)}"
     return f"{record.experiment} {record.name} {cell.id}"
 
 
-def _choices(result: Result, tuned: Mapping[str, Result]) -> Iterator[Fault]:
+def _choices(result: Result, tuned: Result | None) -> Iterator[Fault]:
     """Every run has the choice that was best on the held-out images."""
-    setting = setting_of(result)
-    found = tuned.get(result.name)
+    setting = design.find_setting(result.name)
     for cell in result.cells:
         labels = cell.labels
         # Without noise the one choice serves for every epsilon.
-        wanted = chosen(found, setting, labels["method"], labels["epsilon"] or 1.0, labels["variant"])
-        said = {name: labels[name] for name in asdict(wanted[0])}, labels["tuned_for"]
-        if said != (asdict(wanted[0]), wanted[1]):
-            detail = (
-                f"runs with {said[0]} tuned for {said[1]}; the trials say {asdict(wanted[0])}, {wanted[1]}"
-            )
-            yield Fault("tuning", _where(result, cell.id), detail)
+        choice, tuned_for = chosen(
+            tuned, setting, labels["method"], labels["epsilon"] or 1.0, labels["variant"]
+        )
+        wanted = {**asdict(choice), "tuned_for": tuned_for}
+        said = {name: labels[name] for name in wanted}
+        if said != wanted:
+            yield Fault("tuning", _where(result, cell.id), f"runs with {said}; the trials say {wanted}")
 
 
 def _search(result: Result) -> Iterator[Fault]:
@@ -341,27 +283,19 @@ def _search(result: Result) -> Iterator[Fault]:
     labels = [cell.labels for cell in result.cells]
     groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
     for method, variant, epsilon in sorted(groups):
-        axes = axes_for(METHODS[method], axes_of(setting_of(result)))
+        axes = axes_for(design.METHODS[method], axes_of(design.find_setting(result.name)))
         trials = {
             choice_of(cell.labels, axes): cell.accuracy
             for cell in trials_of(result, method, variant)
             if (cell.labels["epsilon"] or 0.0) == epsilon
         }
         where = _where(result, f"{variant}/{method}/epsilon={epsilon:g}")
-        if any(not _on(axes, choice) for choice in trials):
+        if not trials.keys() <= set(axes.choices()):
             yield Fault("tuning", where, "was tried with choices that are not in the grid")
         elif missing := next_trials(axes, trials):
             yield Fault("tuning", where, f"{missing[0]} was not tried")
         elif len(trials) != axes.trials:
             yield Fault("tuning", where, f"{len(trials)} trials, everyone else has {axes.trials}")
-
-
-def _on(axes: Axes, choice: Any) -> bool:
-    return (
-        choice.clip in axes.clip
-        and choice.learning_rate in axes.learning_rate
-        and choice.hidden in axes.hidden
-    )
 
 
 def _attacks(leaks: Leaks) -> Iterator[Fault]:
@@ -392,12 +326,9 @@ def _attacks(leaks: Leaks) -> Iterator[Fault]:
 
 def fingerprint(record: Record[Any]) -> str:
     """Of everything in a result file but how long and on what it ran."""
+    untold = ("seconds", "engine")
     cells = [
-        {
-            name: value
-            for name, value in vars(cell).items()
-            if name not in ("seconds", "engine") and value != {}
-        }
+        {name: value for name, value in vars(cell).items() if name not in untold and value != {}}
         for cell in record.cells
     ]
     value = [record.experiment, record.name, record.base, cells]

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from experiments.reproduce.design import (
-    BEYOND,
-    DATASETS,
-    EPSILONS,
-    FIGURE_3,
-    IMAGES,
-    METHODS,
-    PAPER_LEVELS,
-    VARIANTS,
-    X_VALUES,
-    picture_name,
-)
-from experiments.reproduce.results import (
-    Attempt,
-    Cell,
-    Leaks,
-    Result,
-    Spread,
-    all_leaks,
-    read_results,
-    select,
-    select_level,
-    spread,
-)
+from experiments.reproduce import design
+from experiments.reproduce.results import Attempt, Cell, Leaks, Result, Spread, read_results, select, spread
 from experiments.reproduce.sensitivity import NBAFL
 
 UNMEASURED = "not measured yet"
@@ -44,8 +22,8 @@ class Claim:
     """
 
     name: str
-    holds: bool | None
-    detail: str
+    holds: bool | None = None
+    detail: str = UNMEASURED
     required: bool = True
     answer: str = ""
 
@@ -72,61 +50,56 @@ PAPER = "NISS as printed, one upload: almost nothing leaks, as the paper says"
 
 def leak_claims(leaks: dict[str, Leaks]) -> Iterator[Claim]:
     """Every claim for every picture of the figure, and for every other one that was attacked."""
-    images = {picture_name(image): image for image in IMAGES}
+    images = {design.picture_name(image): image for image in design.IMAGES}
     for name in dict.fromkeys((*images, *leaks)):
         found = leaks.get(name)
         image = images.get(name) or leaks[name].base["image"]
         yield _recovered(f"{image}: {BARE}", _cells(found, "fedavg"))
         yield _recovered(f"{image}: {JOINT}", _cells(found, "niss-joint", "client-niss-joint"))
-        yield _hidden(f"{image}: {HIDDEN}", found)
+        promised = _cells(found, "client-dp-fedavg", "client-niss", "client-niss-calibrated")
+        yield _hidden(f"{image}: {HIDDEN}", found, promised)
         yield _loss_order(f"{image}: {LOSS}", found)
-        yield _almost_nothing(f"{image}: {PAPER}", found)
+        printed = select(found, level="niss", noise=NBAFL.name)
+        yield replace(_hidden(f"{image}: {PAPER}", found, printed, ends=True), required=False)
 
 
 def _cells(leaks: Leaks | None, *levels: str) -> list[Attempt]:
-    return [cell for level in levels for cell in select_level(leaks, level)] if leaks is not None else []
+    return [cell for level in levels for cell in select(leaks, level=level)]
 
 
 def _recovered(name: str, cells: list[Attempt]) -> Claim:
     if not cells:
-        return Claim(name, None, UNMEASURED)
+        return Claim(name)
     worst = min(cell.psnr for cell in cells)
     labels = sum(cell.label_found for cell in cells)
     detail = f"{worst:.1f} dB in the worst of {len(cells)} attacks, the label found in {labels}"
     return Claim(name, worst >= RECOVERED and labels == len(cells), detail)
 
 
-def _hidden(name: str, leaks: Leaks | None) -> Claim:
-    cells = _cells(leaks, "client-dp-fedavg", "client-niss", "client-niss-calibrated")
+def _hidden(name: str, leaks: Leaks | None, cells: list[Attempt], *, ends: bool = False) -> Claim:
+    """Nothing better than an even grey, wherever the search stops; `ends`: what it ends with is told, too."""
     if not cells or leaks is None:
-        return Claim(name, None, UNMEASURED)
-    best = max(cell.best_psnr for cell in cells)
-    detail = f"{best:.1f} dB in the best of {len(cells)} attacks, an even grey has {leaks.grey:.1f} dB"
-    return Claim(name, best < leaks.grey, detail)
+        return Claim(name)
+    best, grey = max(cell.best_psnr for cell in cells), leaks.base["grey_psnr"]
+    if ends:
+        detail = f"{max(cell.psnr for cell in cells):.1f} dB at the end, {best:.1f} dB on the way"
+    else:
+        detail = f"{best:.1f} dB in the best of {len(cells)} attacks"
+    return Claim(name, best < grey, f"{detail}, an even grey has {grey:.1f} dB")
 
 
 def _loss_order(name: str, leaks: Leaks | None) -> Claim:
     """At the reading of Figure 3, in every seed that has all three."""
     by_seed: dict[int, list[float]] = {}
-    for level in PAPER_LEVELS:
-        for cell in _cells(leaks, level):
-            if cell.labels["noise"] in ("none", NBAFL.name):
-                by_seed.setdefault(cell.labels["seed"], []).append(cell.loss)
-    whole = [losses for losses in by_seed.values() if len(losses) == len(PAPER_LEVELS)]
+    for cell in _cells(leaks, *design.PAPER_LEVELS):
+        if cell.labels["noise"] in ("none", NBAFL.name):
+            by_seed.setdefault(cell.labels["seed"], []).append(cell.loss)
+    whole = [losses for losses in by_seed.values() if len(losses) == len(design.PAPER_LEVELS)]
     if not whole:
-        return Claim(name, None, UNMEASURED)
+        return Claim(name)
     wrong = [losses for losses in whole if any(low >= high for low, high in pairwise(losses))]
     shown = ", ".join(f"{loss:.2g}" for loss in (wrong or whole)[0])
     return Claim(name, not wrong, f"{shown} in one of {len(whole)} seeds")
-
-
-def _almost_nothing(name: str, leaks: Leaks | None) -> Claim:
-    cells = [cell for cell in _cells(leaks, "niss") if cell.labels["noise"] == NBAFL.name]
-    if not cells or leaks is None:
-        return Claim(name, None, UNMEASURED, required=False)
-    ends, best = max(cell.psnr for cell in cells), max(cell.best_psnr for cell in cells)
-    detail = f"{ends:.1f} dB at the end, {best:.1f} dB on the way, an even grey has {leaks.grey:.1f} dB"
-    return Claim(name, best < leaks.grey, detail, required=False)
 
 
 PAPER_GAPS = {
@@ -155,13 +128,13 @@ CLOSE = 0.01
 
 def check_claims(folder: Path) -> list[Claim]:
     """Every claim, from the files in a results folder."""
-    figure, beyond = (read_results(folder, name) for name in (FIGURE_3, BEYOND))
+    figure, beyond = (read_results(folder, name) for name in (design.FIGURE_3, design.BEYOND))
     paper = (_early_accuracy, _monotone, _gaps, _average_gap)
     claims = [claim for check in paper for claim in check(figure)]
-    claims += leak_claims(all_leaks(folder))
+    claims += leak_claims(read_results(folder, design.FIGURE_4))
     for name, result in beyond.items():
         claims += [*_close_to_central(name, result), *_honest(name, result), *_faults(name, result)]
-    for name, result in read_results(folder, DATASETS).items():
+    for name, result in read_results(folder, design.DATASETS).items():
         claims += [*_close_to_central(name, result), *_honest(name, result)]
     return claims
 
@@ -174,7 +147,9 @@ def learns(accuracy: Spread, result: Result) -> bool:
     return accuracy.mean > majority + max(CLOSE, 2.0 * accuracy.error)
 
 
-def gap(result: Result, low: float = 0.0, high: float = 1.0, reading: str = NBAFL.name) -> Spread | None:
+def gap(
+    result: Result | None, low: float = 0.0, high: float = 1.0, reading: str = NBAFL.name
+) -> Spread | None:
     """Settled accuracy at X = `low` less that at X = `high`, paired by seed, over the seeds that have both."""
     one = {cell.labels["seed"]: cell for cell in select(result, x=low, reading=reading)}
     other = {cell.labels["seed"]: cell for cell in select(result, x=high, reading=reading)}
@@ -184,12 +159,17 @@ def gap(result: Result, low: float = 0.0, high: float = 1.0, reading: str = NBAF
 
 def _early_accuracy(figure: dict[str, Result]) -> Iterator[Claim]:
     name = f"mnist-mlp-iid reaches {REACHED:.1%} by round {BY_ROUND} at X = 0"
-    cells = select(figure["mnist-mlp-iid"], x=0.0, reading=NBAFL.name) if "mnist-mlp-iid" in figure else []
-    reached = [value for cell in cells if (value := cell.at(BY_ROUND)) is not None]
+    reached = early_accuracies(figure.get("mnist-mlp-iid"))
     if not reached:
-        yield Claim(name, None, UNMEASURED)
+        yield Claim(name)
         return
     yield Claim(name, min(reached) >= REACHED, f"{min(reached):.2%} in the worst of {len(reached)} seeds")
+
+
+def early_accuracies(result: Result | None) -> list[float]:
+    """The best by round 60 at X = 0, of each seed that got there."""
+    cells = select(result, x=0.0, reading=NBAFL.name)
+    return [value for cell in cells if (value := cell.at(BY_ROUND)) is not None]
 
 
 def _monotone(figure: dict[str, Result]) -> Iterator[Claim]:
@@ -197,11 +177,11 @@ def _monotone(figure: dict[str, Result]) -> Iterator[Claim]:
         claim = f"{name}: accuracy falls in X, within seed noise"
         steps = [
             (low, high, found)
-            for low, high in pairwise(X_VALUES)
-            if name in figure and (found := gap(figure[name], low, high)) is not None
+            for low, high in pairwise(design.X_VALUES)
+            if (found := gap(figure.get(name), low, high)) is not None
         ]
         if not steps:
-            yield Claim(claim, None, UNMEASURED)
+            yield Claim(claim)
             continue
         rises = [
             f"X = {high:g} is {-100 * step.mean:.2f} points above X = {low:g}"
@@ -214,8 +194,6 @@ def _monotone(figure: dict[str, Result]) -> Iterator[Claim]:
 
 def gap_by_round(result: Result | None, width: int = WINDOW) -> dict[int, Spread]:
     """The gap between X = 0 and X = 1 by the last of `width` rounds over which it is averaged, paired by seed."""
-    if result is None:
-        return {}
     one, other = (
         {cell.labels["seed"]: dict(cell.curve) for cell in select(result, x=x, reading=NBAFL.name)}
         for x in (0.0, 1.0)
@@ -247,7 +225,7 @@ def _gaps(figure: dict[str, Result]) -> Iterator[Claim]:
         claim = f"{name}: the paper's gap of {low} to {high} points"
         gaps = gap_by_round(figure.get(name))
         if not gaps:
-            yield Claim(claim, None, UNMEASURED, required=False)
+            yield Claim(claim, required=False)
             continue
         within = rounds_within(gaps, low, high)
         most = max(gaps, key=lambda last: gaps[last].mean)
@@ -270,33 +248,24 @@ def stretches(within: list[tuple[int, int]]) -> str:
 
 def _average_gap(figure: dict[str, Result]) -> Iterator[Claim]:
     claim = f"the paper's gap of {PAPER_AVERAGE} points on average over the panels"
-    every = [gap(figure[name]) for name in PAPER_GAPS if name in figure]
+    every = [gap(figure.get(name)) for name in PAPER_GAPS]
     measured = [100 * one.mean for one in every if one is not None]
     if len(measured) < len(PAPER_GAPS):
-        yield Claim(claim, None, UNMEASURED, required=False)
+        yield Claim(claim, required=False)
         return
     average = sum(measured) / len(measured)
     yield Claim(claim, round(average) == PAPER_AVERAGE, f"{average:.1f} points", required=False)
 
 
-def _compared(
-    result: Result, epsilon: float, one: str, other: str
-) -> tuple[Spread, Spread, list[Cell], list[Cell]] | None:
-    """Two methods at an epsilon, with nobody colluding or dropping out."""
-    first = select(result, method=one, epsilon=epsilon, variant="none")
-    second = select(result, method=other, epsilon=epsilon, variant="none")
-    if not first or not second:
-        return None
-    accuracies = [spread([cell.accuracy for cell in cells]) for cells in (first, second)]
-    return accuracies[0], accuracies[1], first, second
-
-
 def _close_to_central(name: str, result: Result) -> Iterator[Claim]:
-    for epsilon in EPSILONS:
-        found = _compared(result, epsilon, "niss-planned", "central-dp")
-        if found is None:
+    for epsilon in design.EPSILONS:
+        niss_cells, central_cells = (
+            select(result, method=method, epsilon=epsilon, variant="none")
+            for method in ("niss-planned", "central-dp")
+        )
+        if not niss_cells or not central_cells:
             continue
-        niss, central, niss_cells, central_cells = found
+        niss, central = (spread([cell.accuracy for cell in one]) for one in (niss_cells, central_cells))
         claim = f"{name}, epsilon {epsilon:g}: calibrated NISS within 1 point of central DP"
         numbers = f"{niss.mean:.2%} against {central.mean:.2%}"
         if not learns(central, result):
@@ -325,7 +294,7 @@ def _relative_noise(cells: list[Cell]) -> float:
 
 def _honest(name: str, result: Result) -> Iterator[Claim]:
     """The epsilon of the joint view is the one promised."""
-    promised = [cell for cell in result.cells if METHODS[cell.labels["method"]].private]
+    promised = [cell for cell in result.cells if design.METHODS[cell.labels["method"]].private]
     over = [
         cell.id
         for cell in promised
@@ -341,9 +310,9 @@ def _faults(name: str, result: Result) -> Iterator[Claim]:
 
     Dropouts that are only tolerated may cost all of it: that is said, not required.
     """
-    for variant in [one for one in VARIANTS.values() if one.rho or one.dropout]:
+    for variant in [one for one in design.VARIANTS.values() if one.rho or one.dropout]:
         leads = []
-        for epsilon in EPSILONS:
+        for epsilon in design.EPSILONS:
             niss = select(result, method="niss-planned", epsilon=epsilon, variant=variant.name)
             local = select(result, method="dp-fedavg", epsilon=epsilon, variant="none")
             if niss and local:

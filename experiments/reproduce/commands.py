@@ -6,8 +6,7 @@ Whatever ends an experiment, what is whole is kept and presented, and the same c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -155,7 +154,7 @@ def figure_4(options: Figure4) -> None:
     Examples:
     niss reproduce figure-4 --image mnist:7 --seeds 3
     """
-    from experiments.reproduce.results import read_leaks, result_path
+    from experiments.reproduce.results import read_result, result_path
 
     levels = design.find_levels(tuple(design.LEVELS) if options.level == ("all",) else options.level)
     readings = [find_reading(name) for name in options.reading]
@@ -164,7 +163,7 @@ def figure_4(options: Figure4) -> None:
         cells = design.cells_of(levels, readings, options.seed_numbers)
         for image in images:
             path = result_path(options.out, design.FIGURE_4, design.picture_name(image))
-            left = _missing(cells, read_leaks(path))
+            left = _missing(cells, read_result(path))
             minutes = left * SECONDS_A_CELL / 60
             typer.echo(f"{image}: {left} cells left, about {minutes:.0f} min on one CPU core")
         return
@@ -172,13 +171,12 @@ def figure_4(options: Figure4) -> None:
 
     for image in images:
         load_victim(image)
-    common = {"levels": levels, "readings": readings, **options.places("iterations", "restarts")}
-    began = time.monotonic()
-    with _presented(options):
-        for number, image in enumerate(images, start=1):
-            say(f"{image} ({number} of {len(images)})")
-            with PartProgress() as progress:
-                run_picture(image, **common, seconds=_seconds_left(options, began), progress=progress)
+    more: dict[str, Any] = {"levels": levels, "readings": readings}
+    pieces: dict[str, Piece] = {
+        image: partial(run_picture, image, **more, **options.places("iterations", "restarts"))
+        for image in images
+    }
+    _work_through(pieces, options, PartProgress)
 
 
 @dataclass(frozen=True)
@@ -334,32 +332,20 @@ def present(out: Path, work: Path | None = None) -> None:
         typer.echo(str(path))
 
 
-def _work_through(pieces: Mapping[str, Piece], options: Experiment) -> None:
+def _work_through(pieces: Mapping[str, Piece], options: Experiment, shown: type[Any] = RoundProgress) -> None:
     """One piece after the other, with progress; whatever ends it, what is whole is presented."""
     from experiments.reproduce.runner import Watch
 
-    began = time.monotonic()
-    with _presented(options):
-        for number, (name, piece) in enumerate(pieces.items(), start=1):
-            say(f"{name} ({number} of {len(pieces)})")
-            with RoundProgress() as progress:
-                piece(progress=Watch(progress, seconds=_seconds_left(options, began)))
-
-
-@contextmanager
-def _presented(options: Experiment) -> Iterator[None]:
-    """Present the results once the work ends, whatever ends it; a cell that is not whole goes on next time."""
+    until = None if options.stop_after is None else time.monotonic() + options.stop_after
     with kept_on_interrupt(lambda: "the same command goes on where this one stopped"):
         try:
-            yield
+            for number, (name, piece) in enumerate(pieces.items(), start=1):
+                say(f"{name} ({number} of {len(pieces)})")
+                with shown() as progress:
+                    piece(progress=Watch(progress, until=until))
         finally:
             if options.out.is_dir():
                 present(options.out, options.work)
-
-
-def _seconds_left(options: Experiment, began: float) -> float | None:
-    """Of those given with `--stop-after`, if any."""
-    return None if options.stop_after is None else began + options.stop_after - time.monotonic()
 
 
 def verify(results: Path, text: Sequence[Path] | None, *, partial: bool, as_json: bool) -> None:
@@ -370,8 +356,7 @@ def verify(results: Path, text: Sequence[Path] | None, *, partial: bool, as_json
     """
     from experiments.reproduce.checks import check_files
     from experiments.reproduce.claims import check_claims
-    from experiments.reproduce.stamps import figure_faults
-    from experiments.reproduce.text import disagreements, results_folder, text_faults
+    from experiments.reproduce.text import disagreements, figure_faults, results_folder, text_faults
 
     folder = results_folder(results)
     if not folder.is_dir():

@@ -10,12 +10,13 @@ rounds; only secret sampling draws its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
-from experiments.reproduce.sensitivity import Reading, Setup
+from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, find_reading, given_sigma
 from niss.errors import ConfigError
 from niss.methods import METHODS as KINDS
 
@@ -233,6 +234,72 @@ class Setting:
         """For a reader: `MNIST, IID`, or `Shakespeare, GRU`."""
         return _title(self.dataset, self.split if self.model == "mlp" else self.model)
 
+    @property
+    def base(self) -> dict[str, Any]:
+        """What all of its cells have in common, for its result file."""
+        return {
+            "dataset": self.dataset,
+            "split": self.split,
+            "unit": UNIT,
+            "clients": self.clients,
+            "participants": self.participants,
+            "rounds": self.rounds,
+            "delta": DELTA,
+            "local_epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "sampling": "cyclic",
+            "images_per_client": self.images,
+            **({} if self.model == "mlp" else {"model": self.model}),
+        }
+
+    def cut_to(self, records: int) -> Setting:
+        """The same on a training set cut to so many images: as many to a client, hence fewer cohorts."""
+        if self.split == "natural":
+            return self
+        clients = records // self.images
+        participants = min(self.participants, clients)
+        return replace(self, clients=clients - clients % participants, participants=participants)
+
+
+_ROLES = Setting(
+    "shakespeare",
+    "natural",
+    participants=100,
+    clients=600,
+    rounds=60,
+    epochs=2,
+    batch_size=10,
+    images=40,
+    model="gru",
+    width=64,
+    clips=(0.1, 0.3, 1.0, 3.0),
+    rates=(0.5, 1.0, 2.0),
+)
+"""Roles of plays, of each at most forty pieces of eighty characters; the next character."""
+_PHOTOGRAPHS = Setting(
+    "cifar10",
+    "iid",
+    participants=100,
+    clients=1000,
+    rounds=30,
+    epochs=3,
+    batch_size=10,
+    images=40,
+    model="resnet",
+    width=8,
+    clips=(0.1, 0.3, 1.0, 3.0),
+    rates=(0.03, 0.1, 0.3),
+)
+"""Photographs, forty to a client; a network of three residual blocks."""
+MODELLED = {setting.name: setting for setting in (_ROLES, _PHOTOGRAPHS)}
+"""Settings with other models by name: shakespeare-gru, cifar10-resnet; all their sizes are here, and nowhere else.
+
+Every method is tuned by the same search, at epsilon 3: a trial for each clip, for each further rate, and one more,
+which makes 7 (3 for FedAvg, which does not clip). Then everyone runs at three epsilons with three seeds. With 8 methods
+that is 52 trials and 66 runs in each setting, so that rounds, participants and epochs are what to cut where time is
+short. Files of other sizes do not mix: their base says what they were run with.
+"""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -318,8 +385,6 @@ def find_setting(name: str, *, rounds: int | None = None) -> Setting:
     Cohorts of 100 come in turn, and the images are dealt out to 1,000 clients; who has many takes larger batches, so as
     few steps.
     """
-    from experiments.reproduce.modelled import MODELLED  # which is made of settings
-
     if name in MODELLED:
         return replace(MODELLED[name], rounds=rounds or MODELLED[name].rounds)
     found = re.fullmatch(rf"(.+?)-(non-iid|iid)-{UNIT}-(\d+)-of-(\d+)", name)
@@ -377,3 +442,49 @@ def trial_cell(labels: Mapping[str, Any]) -> str:
     rate, hidden = labels["learning_rate"], labels["hidden"]
     parts = [] if variant == "none" else [variant]
     return "/".join([*parts, labels["method"], *numbers, f"rate={rate:g}", f"hidden={hidden}"])
+
+
+SEEDS = (1, 2, 3)
+RECORDS = {"mnist": 600, "cifar10": 500}
+"""Images of a client in the paper's setting."""
+SEARCHED = None
+"""In place of the cells: those of a search, which are known once it is played again."""
+
+Cells = frozenset[str] | None
+
+
+def expected_cells() -> dict[tuple[str, str], Cells]:
+    """The ids that each committed result file has to hold, by experiment and name; one too many is a fault, too."""
+    found: dict[tuple[str, str], Cells] = {}
+    for panel in PANELS:
+        found[FIGURE_3, panel.name] = frozenset(
+            panel_cell(NBAFL.name, x, seed) for x, seed in product(X_VALUES, SEEDS)
+        )
+        found[SWEEP, panel.name] = frozenset(_sweep(panel))
+    for image in IMAGES:
+        found[FIGURE_4, picture_name(image)] = frozenset(_attacks())
+    for setting in map(find_setting, (*COMPARED, *MODELLED)):
+        found[setting.experiment, setting.name] = frozenset(_runs(setting))
+        found[TUNING, setting.name] = SEARCHED
+    return found
+
+
+def _sweep(panel: Panel) -> Iterator[str]:
+    usual = NBAFL.sigma(Setup(records=RECORDS[panel.dataset]))
+    for seed in SEEDS if panel.model == "mlp" else SEEDS[:1]:
+        yield panel_cell(NBAFL.name, 0.0, seed)
+        for factor in SWEEP_FACTORS:
+            yield panel_cell(given_sigma(factor * usual).name, 1.0, seed)
+
+
+def _attacks() -> Iterator[str]:
+    yield from cells_of(list(LEVELS.values()), [NBAFL], SEEDS)
+    yield from cells_of(find_levels(["dp-fedavg", "niss"]), [find_reading("0.013")], SEEDS)
+
+
+def _runs(setting: Setting) -> Iterator[str]:
+    variants = [VARIANTS[one] for one in setting.variants]
+    for variant, method in product(variants, METHODS.values()):
+        if method.suffers(variant):
+            for epsilon, seed in product(EPSILONS if method.private else (None,), SEEDS):
+                yield run_cell(variant.name, method.name, epsilon, seed)

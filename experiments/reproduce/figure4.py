@@ -9,9 +9,9 @@ client.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.reproduce.design import (
-    CLIENTS,
-    FIGURE_4,
-    FRAMES,
-    ITERATIONS,
-    LEVELS,
-    RESTARTS,
-    Level,
-    cells_of,
-    picture_name,
-)
+from experiments.reproduce import design
 from experiments.reproduce.results import (
     Attempt,
     Leaks,
     pictures_path,
-    read_leaks,
+    read_result,
     require_same_base,
     result_path,
     write_result,
 )
-from experiments.reproduce.runner import OutOfTime
+from experiments.reproduce.runner import Watch
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup
 from niss.attacks.estimates import estimate_alone, estimate_jointly
 from niss.attacks.federation import VICTIM, AttackedFederation, load_pictures, make_federation
@@ -49,14 +39,11 @@ from niss.attacks.pictures import Pictures, blind_guess, score_pictures
 from niss.attacks.rounds import RoundSetting, make_setting
 from niss.errors import ConfigError
 from niss.learning import choose_device
+from niss.methods import METHODS
 from niss.randomness import SimStream
 
 _KEPT_LOSSES = 60
-
-Step = Callable[[int, int, str], None]
-"""Called with iterations done, iterations in all, and a note."""
-Told = Callable[[str, int, int, str], None]
-"""The same, with the name of the cell in front."""
+_SCORES = ("mse", "psnr", "ssim", "label_found")
 
 
 @cache
@@ -71,13 +58,13 @@ def load_victim(image: str) -> Pictures:
     return load_pictures(image)
 
 
-def level_setting(level: Level, reading: Reading) -> RoundSetting:
+def level_setting(level: design.Level, reading: Reading) -> RoundSetting:
     """The plan of a level, the paper's noise scaled to a reading of its sensitivity as in Figure 3."""
     if level.promising:
-        setting = make_setting("default", clients=CLIENTS, tau2=None if level.calibrated else 0.0)
+        setting = make_setting("default", clients=design.CLIENTS, tau2=None if level.calibrated else 0.0)
     else:
         scale = 1.0 if reading == NBAFL else NBAFL.sigma(Setup()) / reading.sigma(Setup())
-        setting = make_setting("paper", clients=CLIENTS, epsilon=Setup().epsilon * scale)
+        setting = make_setting("paper", clients=design.CLIENTS, epsilon=Setup().epsilon * scale)
         if level.calibrated:
             setting = setting.with_plan(distortion="additive", tau2=None)
     return setting.with_plan(method=level.method)
@@ -89,42 +76,52 @@ def run_picture(
     out: Path,
     work: Path,
     seeds: Sequence[int] = (1, 2, 3),
-    levels: Sequence[Level] = tuple(LEVELS.values()),
+    levels: Sequence[design.Level] = tuple(design.LEVELS.values()),
     readings: Sequence[Reading] = (NBAFL,),
-    iterations: int = ITERATIONS,
-    restarts: int = RESTARTS,
+    iterations: int = design.ITERATIONS,
+    restarts: int = design.RESTARTS,
     device: str = "auto",
-    seconds: float | None = None,
-    progress: Told | None = None,
+    progress: Watch | None = None,
 ) -> Leaks:
     """Attack one picture in every cell that its file still lacks; the file is written after each.
 
     Recovered pictures are kept in `work`, for the figure. A seed fixes the network, the other clients, the noise and
     the starts of the search, so levels of one seed are paired.
     """
-    until = None if seconds is None else time.monotonic() + seconds
     place, victim = torch.device(choose_device(device, field="--device")), load_victim(image)
-    settings = DlgSettings(iterations=iterations, restarts=restarts, frames=FRAMES)
-    path = result_path(out, FIGURE_4, picture_name(image))
+    settings = DlgSettings(iterations=iterations, restarts=restarts, frames=design.FRAMES)
+    path = result_path(out, design.FIGURE_4, design.picture_name(image))
     base = picture_base(image, victim, settings)
-    leaks = read_leaks(path) or Leaks(FIGURE_4, picture_name(image), base)
+    leaks = read_result(path) or Leaks(design.FIGURE_4, design.picture_name(image), base)
     require_same_base(leaks, base, path)
     done = {cell.id for cell in leaks.cells}
     federations: dict[tuple[int, float], AttackedFederation] = {}
-    for name, (labels, level, reading) in cells_of(levels, readings, seeds).items():
+    for name, (labels, level, reading) in design.cells_of(levels, readings, seeds).items():
         if name in done:
             continue
-        setting = level_setting(level, reading)
+        began, stream, setting = time.monotonic(), SimStream(labels["seed"]), level_setting(level, reading)
         key = labels["seed"], setting.learning_rate
         if key not in federations:
-            federations[key] = _federation(victim, *key)
-        began = time.monotonic()
-        case = _case(level, setting, federations[key], labels["seed"])
-        step = _watched(name, until, progress)
-        found = _leak(case, federations[key], settings, labels["seed"], place, step)
-        attempt = _attempt(name, labels, case, federations[key], found, time.monotonic() - began)
+            federations[key] = make_federation(
+                victim,
+                model="lenet",
+                clients=design.CLIENTS,
+                stream=stream.child("scene"),
+                learning_rate=setting.learning_rate,
+            )
+        simulated = federations[key].simulate(setting, stream.child("round"))
+        estimate = estimate_jointly if level.view == "joint" else estimate_alone
+        case = Case(level.name, simulated, estimate(simulated.observation, VICTIM).update)
+        found = case.invert(
+            federations[key],
+            partial(deep_leakage, settings=settings),
+            stream=stream.child("dlg"),
+            device=place,
+            progress=progress and partial(progress, name),
+        )
+        row = case.row(federations[key], found)
         keep_pictures(work, leaks.name, name, found, victim)
-        leaks = leaks.with_cells([attempt])
+        leaks = leaks.with_cells([_attempt(name, labels, row, found, victim, time.monotonic() - began)])
         write_result(path, leaks)
     return leaks
 
@@ -136,88 +133,32 @@ def picture_base(image: str, victim: Pictures, settings: DlgSettings) -> dict[st
         "label": int(victim.labels[0]),
         "grey_psnr": blind_guess(victim.pixels),
         "model": "lenet",
-        "clients": CLIENTS,
+        "clients": design.CLIENTS,
         **{name: value for name, value in asdict(settings).items() if name != "frames"},
     }
-
-
-def _federation(victim: Pictures, seed: int, learning_rate: float) -> AttackedFederation:
-    stream = SimStream(seed).child("scene")
-    return make_federation(victim, model="lenet", clients=CLIENTS, stream=stream, learning_rate=learning_rate)
-
-
-def _case(level: Level, setting: RoundSetting, federation: AttackedFederation, seed: int) -> Case:
-    """Play the round, and guess the victim's update from what the server sees."""
-    simulated = federation.simulate(setting, SimStream(seed).child("round"))
-    guess = estimate_jointly if level.view == "joint" else estimate_alone
-    return Case(level.name, simulated, guess(simulated.observation, VICTIM).update)
-
-
-def _leak(
-    case: Case,
-    federation: AttackedFederation,
-    settings: DlgSettings,
-    seed: int,
-    device: torch.device,
-    step: Step,
-) -> Inversion:
-    return deep_leakage(
-        federation.as_gradient(case.guess),
-        federation.update_function(case.simulated.plan.plan),
-        federation.pictures,
-        settings,
-        stream=SimStream(seed).child("dlg"),
-        device=device,
-        progress=step,
-    )
-
-
-def _watched(name: str, until: float | None, progress: Told | None) -> Step:
-    def step(done: int, total: int, note: str) -> None:
-        if progress is not None:
-            progress(name, done, total, note)
-        if until is not None and time.monotonic() > until:
-            raise OutOfTime(
-                "the time given with --stop-after is over; every finished cell is kept",
-                hint="give the same command again to go on",
-            )
-
-    return step
 
 
 def _attempt(
     name: str,
     labels: dict[str, Any],
-    case: Case,
-    federation: AttackedFederation,
+    row: dict[str, Any],
     found: Inversion,
+    victim: Pictures,
     seconds: float,
 ) -> Attempt:
-    row = case.row(federation, found)
-    total = len(found.losses)
-    kept = np.unique(np.geomspace(1, total, _KEPT_LOSSES).round().astype(int))
-    finite = {
-        key: row[key] if np.isfinite(row[key]) else None for key in ("epsilon_joint", "epsilon_marginal")
-    }
-    private = case.simulated.plan.plan.private
+    """What is kept of an attack: its row, and some of the losses and frames on the way."""
+    kept = np.unique(np.geomspace(1, len(found.losses), _KEPT_LOSSES).round().astype(int))
+    private = METHODS[row["method"]].private
+    known = {name: row[name] for name in ("noise", "loss", "iterations", "stopped", *_SCORES)}
+    for view in ("epsilon_joint", "epsilon_marginal"):
+        known[view] = row[view] if private and np.isfinite(row[view]) else None
     return Attempt(
         id=name,
         labels=labels,
-        noise=row["noise"],
-        loss=row["loss"],
         losses=tuple((int(at), float(f"{found.losses[at - 1]:.6g}")) for at in kept),
-        frames=tuple(
-            (at, score_pictures(shown, federation.pictures.pixels).psnr) for at, shown in found.frames
-        ),
-        iterations=total,
-        stopped=row["stopped"],
-        mse=row["mse"],
-        psnr=row["psnr"],
-        ssim=row["ssim"],
-        label_found=row["label_found"],
-        epsilon_joint=finite["epsilon_joint"] if private else None,
-        epsilon_marginal=finite["epsilon_marginal"] if private else None,
+        frames=tuple((at, score_pictures(shown, victim.pixels).psnr) for at, shown in found.frames),
         seconds=round(seconds, 2),
+        **known,
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +27,21 @@ ORIGINAL = "original"
 """The victim's own picture among those that are kept."""
 
 
-class AnyCell(Protocol):
+@dataclass(frozen=True)
+class AnyCell(ABC):
     """What every cell has: a name, and the labels that tell it apart."""
 
-    @property
-    def id(self) -> str: ...
+    id: str
+    labels: dict[str, Any]
 
     @property
-    def labels(self) -> dict[str, Any]: ...
+    @abstractmethod
+    def course(self) -> tuple[tuple[int, float], ...]:
+        """What tells a run from every other: (round, accuracy) or (iteration, loss)."""
 
-    def same_run(self, other: Any) -> bool:
+    def same_run(self, other: AnyCell) -> bool:
         """Whether both are the same run, wherever it was made and however long it took."""
-        ...
+        return self.course == other.course and self.labels == other.labels
 
 
 C = TypeVar("C", bound=AnyCell)
@@ -45,12 +49,15 @@ C = TypeVar("C", bound=AnyCell)
 
 @dataclass(frozen=True)
 class Record(Generic[C]):
-    """All cells of one panel, setting or picture; `base` are the settings they have in common."""
+    """All cells of one panel, setting or picture; `base` are the settings they have in common.
+
+    That of a picture holds the PSNR of an even grey, which says nothing about it.
+    """
 
     experiment: str
     name: str
     base: dict[str, Any]
-    cells: tuple[C, ...] = field(default=())
+    cells: tuple[C, ...] = ()
 
     def with_cells(self, more: Iterable[C]) -> Self:
         """The union; a cell that both have must be the same run, else one of the two is not what it says."""
@@ -86,11 +93,10 @@ def require_same_base(result: Record[Any], base: Mapping[str, Any], where: Path)
         )
 
 
-def select(result: Record[C], **labels: Any) -> list[C]:
-    """The cells that carry all these labels."""
-    return [
-        cell for cell in result.cells if all(cell.labels.get(name) == value for name, value in labels.items())
-    ]
+def select(result: Record[C] | None, **labels: Any) -> list[C]:
+    """The cells that carry all these labels; of no result, none."""
+    cells = result.cells if result else ()
+    return [cell for cell in cells if all(cell.labels.get(name) == value for name, value in labels.items())]
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Attempt(AnyCell):
     """One attack on a picture: what tells it apart (`labels`), and what came of it.
 
     `noise` is the error of the update that the server worked with, relative to the true one. `losses` holds some
@@ -124,8 +130,6 @@ class Attempt:
     well. An epsilon of None means that there is none.
     """
 
-    id: str
-    labels: dict[str, Any]
     noise: float
     loss: float
     losses: tuple[tuple[int, float], ...]
@@ -145,28 +149,9 @@ class Attempt:
         """The PSNR had the server stopped at the best of the frames, which it cannot know."""
         return max(psnr for _, psnr in self.frames)
 
-    def same_run(self, other: Attempt) -> bool:
-        return self.losses == other.losses and self.labels == other.labels
-
-
-@dataclass(frozen=True)
-class Leaks(Record[Attempt]):
-    """All attacks on one picture. Its `base` holds the PSNR of an even grey, which says nothing about the picture."""
-
     @property
-    def grey(self) -> float:
-        return float(self.base["grey_psnr"])
-
-
-def all_leaks(folder: Path) -> dict[str, Leaks]:
-    """The attacks on all pictures, by name."""
-    found = (read_leaks(path) for path in sorted((folder / FIGURE_4).glob("*.json")))
-    return {leaks.name: leaks for leaks in found if leaks is not None}
-
-
-def select_level(leaks: Leaks, level: str, noise: str | None = None) -> list[Attempt]:
-    """The attempts at a level, at one size of the paper's noise or at every one."""
-    return select(leaks, level=level) if noise is None else select(leaks, level=level, noise=noise)
+    def course(self) -> tuple[tuple[int, float], ...]:
+        return self.losses
 
 
 def pictures_path(work: Path, name: str, cell: str) -> Path:
@@ -191,7 +176,7 @@ def write_kept(folder: Path, name: str, pictures: Mapping[str, NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(AnyCell):
     """One training run: what tells it apart (`labels`), and what came of it.
 
     `curve` holds (round, accuracy on the test data); `accuracy` is the last of them. An epsilon of None means that
@@ -199,8 +184,6 @@ class Cell:
     files of earlier versions do not have it.
     """
 
-    id: str
-    labels: dict[str, Any]
     rounds: int
     accuracy: float
     curve: tuple[tuple[int, float], ...]
@@ -223,20 +206,21 @@ class Cell:
             return None
         return max((accuracy for number, accuracy in self.curve if number <= round_number), default=None)
 
-    def same_run(self, other: Cell) -> bool:
-        return self.curve == other.curve and self.labels == other.labels
+    @property
+    def course(self) -> tuple[tuple[int, float], ...]:
+        return self.curve
 
 
-@dataclass(frozen=True)
-class Result(Record[Cell]):
-    """All cells of one panel or setting; `base` are the settings they have in common."""
+Result = Record[Cell]
+Leaks = Record[Attempt]
 
 
-def _read(path: Path, *, attacks: bool) -> Any:
+def read_result(path: Path) -> Record[Any] | None:
+    """The training runs, or the attacks on a picture, in a file; None if it does not exist."""
     if not path.exists():
         return None
     try:
-        return _parsed(path.read_bytes(), attacks)
+        return _parsed(path.read_bytes())
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path} does not contain results: {error!r}", hint="was it written by `niss reproduce`?"
@@ -244,35 +228,19 @@ def _read(path: Path, *, attacks: bool) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _parsed(content: bytes, attacks: bool) -> Result | Leaks:
+def _parsed(content: bytes) -> Record[Any]:
     """Tables, claims and checks read the same files over and over."""
     value = parse_json(content.decode("utf-8", errors="replace"))
-    cells = [{**cell, **_curves(cell)} for cell in value["cells"]]
-    head = value["experiment"], value["name"], value["base"]
-    if attacks:
-        return Leaks(*head, tuple(Attempt(**cell) for cell in cells))
-    return Result(*head, tuple(Cell(**cell) for cell in cells))
+    kind = Attempt if value["experiment"] == FIGURE_4 else Cell
+    for cell in value["cells"]:
+        # JSON has lists where a cell has tuples of (round or iteration, value).
+        for name in {"curve", "losses", "frames"} & cell.keys():
+            cell[name] = tuple((int(at), float(value)) for at, value in cell[name])
+    cells = tuple(kind(**cell) for cell in value["cells"])
+    return Record(value["experiment"], value["name"], value["base"], cells)
 
 
-def _curves(cell: dict[str, Any]) -> dict[str, tuple[tuple[int, float], ...]]:
-    """JSON has lists where a cell has tuples of (round or iteration, value)."""
-    names = [name for name in ("curve", "losses", "frames") if name in cell]
-    return {name: tuple((int(at), float(value)) for at, value in cell[name]) for name in names}
-
-
-def read_result(path: Path) -> Result | None:
-    """The training runs in a file, or None if it does not exist."""
-    found: Result | None = _read(path, attacks=False)
-    return found
-
-
-def read_leaks(path: Path) -> Leaks | None:
-    """The attacks in a file, or None if it does not exist."""
-    found: Leaks | None = _read(path, attacks=True)
-    return found
-
-
-def read_results(folder: Path, experiment: str) -> dict[str, Result]:
+def read_results(folder: Path, experiment: str) -> dict[str, Record[Any]]:
     """All results of an experiment, by name."""
     results = (read_result(path) for path in sorted((folder / experiment).glob("*.json")))
     return {result.name: result for result in results if result is not None}
@@ -280,18 +248,17 @@ def read_results(folder: Path, experiment: str) -> dict[str, Result]:
 
 def merge_results(folders: Sequence[Path], out: Path) -> list[Path]:
     """Merge the results in `folders`, and what `out` holds already, into `out`; returns the files written."""
-    written = []
-    for folder in folders:
-        for path in sorted(folder.glob("*/*.json")):
-            read: Any = read_leaks if path.parent.name == FIGURE_4 else read_result
-            result = read(path)
-            target = result_path(out, result.experiment, result.name)
-            before = read(target)
-            if before is not None:
-                require_same_base(before, result.base, path)
-                result = before.with_cells(result.cells)
-            write_result(target, result.with_cells(()))
-            written.append(target)
+    written = set()
+    for path in (path for folder in folders for path in sorted(folder.glob("*/*.json"))):
+        result = read_result(path)
+        assert result is not None
+        target = result_path(out, result.experiment, result.name)
+        before = read_result(target)
+        if before is not None:
+            require_same_base(before, result.base, path)
+            result = before.with_cells(result.cells)
+        write_result(target, result.with_cells(()))
+        written.add(target)
     if not written:
         raise RunFolderError("no results found to merge", hint="give folders that `niss reproduce` wrote")
-    return sorted(set(written))
+    return sorted(written)

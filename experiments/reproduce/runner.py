@@ -22,7 +22,7 @@ from niss.data import Dataset
 from niss.errors import NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
 from niss.settings import to_values
-from niss.simulation import Comparison, Config, RoundEvent, RunResult, TrainingEvent, compare_together
+from niss.simulation import Comparison, Config, RunResult, TrainingEvent, compare_together
 from niss.simulation.sections import TrainingConfig
 
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
@@ -34,18 +34,17 @@ class OutOfTime(NissError):
 
 
 class Watch:
-    """Passes progress on, and ends the work once its seconds are over."""
+    """Passes progress on, and ends the work at a time of `time.monotonic`, if there is one."""
 
-    def __init__(self, progress: Any = None, *, seconds: float | None = None) -> None:
-        self._progress = progress
-        self._until = None if seconds is None else time.monotonic() + seconds
+    def __init__(self, progress: Any = None, *, until: float | None = None) -> None:
+        self._progress, self._until = progress, until
 
-    def __call__(self, event: RoundEvent) -> None:
+    def __call__(self, *event: Any) -> None:
         if self._progress is not None:
-            self._progress(event)
+            self._progress(*event)
         if self._until is not None and time.monotonic() > self._until:
             raise OutOfTime(
-                "the time given with --stop-after is over; every whole round is kept",
+                "the time given with --stop-after is over; every whole round and cell is kept",
                 hint="give the same command again to go on",
             )
 

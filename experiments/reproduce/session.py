@@ -18,16 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.design import (
-    COMPARED,
-    EPSILONS,
-    METHODS,
-    TUNING,
-    VARIANTS,
-    Setting,
-    find_setting,
-)
-from experiments.reproduce.expected import SEEDS
+from experiments.reproduce import design
 from experiments.reproduce.results import merge_results, read_result, result_path, write_result
 
 STAGES = ("tune", "run", "all")
@@ -41,7 +32,7 @@ RESERVE = 15.0
 class Task:
     """The search or the runs of one method under one variant in one setting."""
 
-    setting: Setting
+    setting: design.Setting
     experiment: str
     method: str
     variant: str
@@ -78,23 +69,26 @@ class Outcome:
     trouble: str = ""
 
 
-def experiments_of(setting: Setting, stage: str) -> tuple[str, ...]:
+def experiments_of(setting: design.Setting, stage: str) -> tuple[str, ...]:
     """What a stage has to do in a setting, in order."""
-    both = TUNING, setting.experiment
+    both = design.TUNING, setting.experiment
     return {"tune": both[:1], "run": both[1:], "all": both}[stage]
 
 
-def tasks_of(setting: Setting, experiment: str, methods: Sequence[str] | None = None) -> list[Task]:
+def tasks_of(setting: design.Setting, experiment: str, methods: Sequence[str] | None = None) -> list[Task]:
     """Everyone under every variant that makes a difference, the longest first."""
     found = [
         Task(setting, experiment, method, variant.name)
-        for method in methods or METHODS
-        for variant in (VARIANTS[name] for name in setting.variants)
-        if METHODS[method].suffers(variant)
+        for method in methods or design.METHODS
+        for variant in (design.VARIANTS[name] for name in setting.variants)
+        if design.METHODS[method].suffers(variant)
     ]
     longest = ("sampled", "own", "carried", "shares")
     return sorted(
-        found, key=lambda task: (*longest, METHODS[task.method].noise).index(METHODS[task.method].noise)
+        found,
+        key=lambda task: (*longest, design.METHODS[task.method].noise).index(
+            design.METHODS[task.method].noise
+        ),
     )
 
 
@@ -138,10 +132,10 @@ def _work(task: Task, job: Job) -> bool:
         "methods": (task.method,),
         "variants": (task.variant,),
         "device": job.device,
-        "progress": Watch(seconds=job.until - time.time()),
+        "progress": Watch(until=time.monotonic() + job.until - time.time()),
     }
     try:
-        if task.experiment == TUNING:
+        if task.experiment == design.TUNING:
             tune(task.setting, (TUNED_AT,), **common)
         else:
             run_setting(task.setting, epsilons=job.epsilons, seeds=job.seeds, tuned_in=job.out, **common)
@@ -190,21 +184,18 @@ class Session:
 
     def __init__(self, job: Job, processes: int) -> None:
         self._job, self._processes = job, processes
+        self._waiting: list[Task] = []
         self._open: dict[Future[Outcome], Task] = {}
-        self._left: dict[tuple[str, str], int] = {}
-        self._unfinished: list[str] = []
-        self._again: list[Task] = []
-        self._failed: set[str] = set()
+        self._unfinished: list[Task] = []
+        self._failed: set[Task] = set()
 
-    def run(self, settings: Sequence[Setting], stage: str, methods: Sequence[str] | None = None) -> list[str]:
+    def run(
+        self, settings: Sequence[design.Setting], stage: str, methods: Sequence[str] | None = None
+    ) -> list[str]:
         """Everything, in order; returns the names of the tasks that are not finished."""
-        waiting = [
-            (setting, experiment, tasks_of(setting, experiment, methods))
-            for setting in settings
-            for experiment in experiments_of(setting, stage)
-        ]
-        for setting, experiment, tasks in waiting:
-            self._left[setting.name, experiment] = len(tasks)
+        for setting in settings:
+            for experiment in experiments_of(setting, stage):
+                self._waiting += tasks_of(setting, experiment, methods)
         # Each process starts afresh: CUDA does not survive a fork.
         context = multiprocessing.get_context("spawn")
         names, numbers = _gpus(self._job.device), context.Queue()
@@ -214,38 +205,33 @@ class Session:
         with ProcessPoolExecutor(
             self._processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers, share)
         ) as pool:
-            while waiting or self._open or self._again:
-                ready = next((number for number, one in enumerate(waiting) if self._ready(*one[:2])), None)
-                free = len(self._open) < self._processes
-                if free and self._again and time.time() < self._job.until:
-                    task = self._again.pop(0)
+            while True:
+                ready = [task for task in self._waiting if self._ready(task)]
+                for task in ready[: self._processes - len(self._open)]:
+                    self._waiting.remove(task)
                     self._open[pool.submit(perform, task, self._job)] = task
-                elif free and ready is not None:
-                    tasks = waiting[ready][2]
-                    if tasks:
-                        task = tasks.pop(0)
-                        self._open[pool.submit(perform, task, self._job)] = task
-                    if not tasks:
-                        waiting.pop(ready)
-                elif self._open:
-                    if not self._collect():
-                        self._abandon(pool)
-                        break
-                else:
+                if not self._open:
                     break
-        for _, _, tasks in waiting:
-            self._unfinished += [task.name for task in tasks]
-        self._unfinished += [task.name for task in self._again]
-        return self._unfinished
+                if not self._collect():
+                    self._abandon(pool)
+                    break
+        return [task.name for task in (*self._unfinished, *self._waiting)]
 
-    def _ready(self, setting: Setting, experiment: str) -> bool:
+    def _ready(self, task: Task) -> bool:
         """Whether there is time, and everything that it needs is there: runs need all searches of their setting."""
         late = time.time() > self._job.until
-        return not late and (experiment == TUNING or not self._left.get((setting.name, TUNING)))
+        return not late and (
+            task.experiment == design.TUNING or not self._left(replace(task, experiment=design.TUNING))
+        )
+
+    def _left(self, like: Task) -> int:
+        """How many tasks of this experiment in this setting are not finished."""
+        every = (*self._waiting, *self._open.values(), *self._unfinished)
+        return sum((one.setting, one.experiment) == (like.setting, like.experiment) for one in every)
 
     def _abandon(self, pool: ProcessPoolExecutor) -> None:
         """End processes that did not end in time by themselves; the cells they have finished are in their parts."""
-        self._unfinished += [task.name for task in self._open.values()]
+        self._unfinished += self._open.values()
         self._open.clear()
         for process in list(multiprocessing.active_children()):
             process.kill()
@@ -257,23 +243,20 @@ class Session:
         done, _ = wait(self._open, timeout=patience, return_when=FIRST_COMPLETED)
         for future in done:
             task, outcome = self._open.pop(future), future.result()
-            key = task.setting.name, task.experiment
-            if outcome.finished:
-                self._left[key] -= 1
-                if task.experiment == TUNING and not self._left[key]:
-                    self.merge()  # the runs read the choices from there
-            elif outcome.trouble and task.name not in self._failed:
+            if outcome.trouble and task not in self._failed:
                 # A device that was full for a moment: once more, beside others.
-                self._failed.add(task.name)
-                self._again.append(task)
-            else:
-                self._unfinished.append(task.name)
+                self._failed.add(task)
+                self._waiting.insert(0, task)
+            elif not outcome.finished:
+                self._unfinished.append(task)
+            left = self._left(task)
+            if task.experiment == design.TUNING and not left:
+                self.merge()  # the runs read the choices from there
             pace = f", {outcome.seconds / outcome.fresh:.1f} s a cell" if outcome.fresh else ""
             state = outcome.trouble or ("done" if outcome.finished else "out of time")
             print(
                 f"{self._job.until - time.time():6.0f} s left | {task.name}: {outcome.cells} cells, "
-                f"{outcome.fresh} new in {outcome.seconds:.0f} s{pace}; {state}; "
-                f"{self._left[key]} tasks left there",
+                f"{outcome.fresh} new in {outcome.seconds:.0f} s{pace}; {state}; {left} tasks left there",
                 flush=True,
             )
         return bool(done)
@@ -281,7 +264,7 @@ class Session:
     def merge(self) -> None:
         """All parts into the results, also those of tasks that were not finished."""
         parts = sorted((self._job.work / "parts").glob("*"))
-        if any(True for part in parts for _ in part.glob("*/*.json")):
+        if any(any(part.glob("*/*.json")) for part in parts):
             merge_results(parts, self._job.out)
 
 
@@ -294,12 +277,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=560.0, help="after which everything has ended")
-    parser.add_argument("--settings", default=",".join(COMPARED), help="comma-separated, in this order")
+    parser.add_argument(
+        "--settings", default=",".join(design.COMPARED), help="comma-separated, in this order"
+    )
     parser.add_argument("--methods", help="comma-separated; all by default")
     parser.add_argument("--stage", choices=STAGES, default="all")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--epsilons", default=",".join(f"{epsilon:g}" for epsilon in EPSILONS))
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
+    parser.add_argument("--epsilons", default=",".join(f"{epsilon:g}" for epsilon in design.EPSILONS))
+    parser.add_argument("--seeds", type=int, default=len(design.SEEDS), help="how many")
     parser.add_argument("--rounds", type=int, help="instead of those of the setting, to try it out")
     return parser.parse_args(arguments)
 
@@ -311,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     if options.data_dir is not None:
         os.environ["NISS_DATA"] = str(options.data_dir.resolve())
-    settings = [find_setting(name, rounds=options.rounds) for name in options.settings.split(",")]
+    settings = [design.find_setting(name, rounds=options.rounds) for name in options.settings.split(",")]
     job = Job(
         out=options.out,
         work=options.work,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from experiments.reproduce.checks import fingerprint, setting_of
+from experiments.reproduce import design
+from experiments.reproduce.checks import EXPERIMENTS, fingerprint
 from experiments.reproduce.claims import (
     PAPER_GAPS,
     WINDOW,
@@ -19,37 +19,7 @@ from experiments.reproduce.claims import (
     rounds_within,
     stretches,
 )
-from experiments.reproduce.design import (
-    BEYOND,
-    CLIENT_NOISE,
-    COMPARED,
-    DATASETS,
-    EPSILONS,
-    FIGURE_3,
-    IMAGES,
-    LEVELS,
-    METHODS,
-    PANELS,
-    SWEEP,
-    TUNING,
-    VARIANTS,
-    X_VALUES,
-    find_panel,
-)
-from experiments.reproduce.modelled import MODELLED
-from experiments.reproduce.results import (
-    Attempt,
-    Cell,
-    Leaks,
-    Record,
-    Result,
-    Spread,
-    all_leaks,
-    read_results,
-    select,
-    select_level,
-    spread,
-)
+from experiments.reproduce.results import Attempt, Cell, Leaks, Result, Spread, read_results, select, spread
 from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup
 from experiments.reproduce.tuning import best_trial, edges_of, trials_of
 
@@ -106,20 +76,17 @@ def final(cells: Sequence[Cell]) -> Spread | None:
 
 def leaks_in_order(folder: Path) -> list[Leaks]:
     """The pictures as they are listed, others behind them."""
-    found = all_leaks(folder).values()
-    return sorted(found, key=lambda one: (_place(one.base["image"]), one.base["image"]))
-
-
-def _place(image: str) -> int:
-    return IMAGES.index(image) if image in IMAGES else len(IMAGES)
+    listed = {image: place for place, image in enumerate(design.IMAGES)}
+    found = {leaks.base["image"]: leaks for leaks in read_results(folder, design.FIGURE_4).values()}
+    return [found[image] for image in sorted(found, key=lambda one: (listed.get(one, len(listed)), one))]
 
 
 def figure_4_table(folder: Path) -> str:
     """PSNR at the end and at the best of the frames, label, loss, and the epsilon of the joint view."""
     rows = []
     for leaks in leaks_in_order(folder):
-        for level in LEVELS.values():
-            cells = select_level(leaks, level.name)
+        for level in design.LEVELS.values():
+            cells = select(leaks, level=level.name)
             for noise in dict.fromkeys(cell.labels["noise"] for cell in cells):
                 rows.append(
                     _picture_row(leaks, level.title, [c for c in cells if c.labels["noise"] == noise])
@@ -151,7 +118,7 @@ def _picture_row(leaks: Leaks, title: str, cells: Sequence[Attempt]) -> list[str
         short(mean([cell.loss for cell in cells])),
         decibels(psnr(cells)).removesuffix(" dB"),
         f"{mean([cell.best_psnr for cell in cells]):.1f}",
-        f"{leaks.grey:.1f}",
+        f"{leaks.base['grey_psnr']:.1f}",
         f"{sum(cell.label_found for cell in cells)} of {len(cells)}",
         _epsilon_of_attempts(cells),
     ]
@@ -164,7 +131,7 @@ def psnr(cells: Sequence[Attempt]) -> Spread | None:
 
 def _noise(cell: Attempt) -> str:
     noise = cell.labels["noise"]
-    if noise == CLIENT_NOISE:
+    if noise == design.CLIENT_NOISE:
         return "for\u00a0ε\u00a0=\u00a03"
     return "none" if noise == "none" else f"{cell.labels['sigma_k']:.3g}"
 
@@ -175,40 +142,40 @@ def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
     known = [cell.epsilon_joint for cell in cells if cell.epsilon_joint is not None]
     if len(known) < len(cells):
         return "none"
-    return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == CLIENT_NOISE else ", heuristic")
+    return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == design.CLIENT_NOISE else ", heuristic")
 
 
 LEAD = "Ahead of DP-FedAvg, points"
-_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in EPSILONS], "ε, joint view", LEAD]
+_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in design.EPSILONS], "ε, joint view", LEAD]
 
 
 def beyond_table(folder: Path) -> str:
     """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
-    results = in_order(read_results(folder, BEYOND))
+    results = in_order(read_results(folder, design.BEYOND))
     rows = [[result.name, *row] for result in results for row in _setting_rows(result)]
     return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6, 7))
 
 
 def setting_table(folder: Path, name: str) -> str:
     """The part of `beyond_table` for one setting."""
-    result = read_results(folder, BEYOND).get(name)
+    result = read_results(folder, design.BEYOND).get(name)
     return or_missing(_COLUMNS, _setting_rows(result) if result else [], words=(0, 1, 5, 6))
 
 
 def _setting_rows(result: Result) -> list[list[str]]:
     rows = []
     local = local_accuracies(result)
-    for variant, method in product(VARIANTS, METHODS):
+    for variant, method in product(design.VARIANTS, design.METHODS):
         cells = select(result, method=method, variant=variant)
         if cells:
-            found = [final(at_epsilon(cells, epsilon)) for epsilon in EPSILONS]
+            found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
             shown = [percent(one) for one in found]
             rows.append([variant, method, *shown, epsilon_of_runs(cells), leads(method, found, local)])
     return rows
 
 
 def local_accuracies(result: Result) -> list[Spread | None]:
-    return [final(select(result, method=_RIVAL, epsilon=epsilon)) for epsilon in EPSILONS]
+    return [final(select(result, method=_RIVAL, epsilon=epsilon)) for epsilon in design.EPSILONS]
 
 
 _RIVAL = "dp-fedavg"
@@ -217,18 +184,18 @@ HEADLINE = ("mnist-iid-client-1000-of-6000", "mnist-iid-client-100-of-1000")
 
 def headline_table(folder: Path) -> str:
     """Every method under everything that may go wrong, and by how much it leads DP-FedAvg, or is behind."""
-    results = read_results(folder, BEYOND)
+    results = read_results(folder, design.BEYOND)
     rows = []
     for result in (results[name] for name in HEADLINE if name in results):
-        local, setting = local_accuracies(result), setting_of(result)
+        local, setting = local_accuracies(result), design.find_setting(result.name)
         size = f"{setting.participants:,} of {setting.clients:,}"
-        for method, variant in product(METHODS.values(), VARIANTS.values()):
+        for method, variant in product(design.METHODS.values(), design.VARIANTS.values()):
             if method.suffers(variant):
                 cells = select(result, method=method.name, variant=variant.name)
-                found = [final(at_epsilon(cells, epsilon)) for epsilon in EPSILONS]
+                found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
                 shown = [percent(one) for one in found]
                 rows.append([size, method.name, variant.words, *shown, leads(method.name, found, local)])
-    columns = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    columns = [f"ε = {epsilon:g}" for epsilon in design.EPSILONS]
     header = ["Participants", "Method", "What goes wrong", *columns, LEAD]
     return or_missing(header, rows, words=(1, 2, 6))
 
@@ -248,7 +215,7 @@ def leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | 
 
 def in_order(results: dict[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
-    known = [name for name in (*COMPARED, *MODELLED) if name in results]
+    known = [name for name in (*design.COMPARED, *design.MODELLED) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
 
 
@@ -258,7 +225,7 @@ def at_epsilon(cells: Sequence[Cell], epsilon: float) -> list[Cell]:
 
 def epsilon_of_runs(cells: Sequence[Cell]) -> str:
     """The largest epsilon of the joint view over the seeds, for each one promised."""
-    method = METHODS[cells[0].labels["method"]]
+    method = design.METHODS[cells[0].labels["method"]]
     if not method.private:
         return "not private"
     if any(cell.epsilon_joint is None for cell in cells):
@@ -272,8 +239,8 @@ def epsilon_of_runs(cells: Sequence[Cell]) -> str:
 def tuning_table(folder: Path, *, models: bool = False) -> str:
     """What the grid chose for each method at each epsilon; `models`: in the settings with other models."""
     rows = []
-    results = read_results(folder, TUNING)
-    for result in in_order({name: results[name] for name in results if (name in MODELLED) == models}):
+    results = read_results(folder, design.TUNING)
+    for result in in_order({name: results[name] for name in results if (name in design.MODELLED) == models}):
         labels = [cell.labels for cell in result.cells]
         groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
         for method, variant, epsilon in sorted(groups):
@@ -316,23 +283,29 @@ UNIT_VARIANCE = 0.01
 
 def figure_3_table(folder: Path) -> str:
     """Settled accuracy by panel and X, the gap between X = 0 and X = 1, and the paper's."""
-    results = read_results(folder, FIGURE_3)
+    results = read_results(folder, design.FIGURE_3)
     rows = []
     for name, (low, high) in PAPER_GAPS.items():
         result = results.get(name)
-        cells = [
-            percent(settled(select(result, x=x, reading=NBAFL.name)) if result else None) for x in X_VALUES
-        ]
-        measured = points(gap(result) if result else None)
-        extent = _extent(result)
-        rows.append([find_panel(name).title, *cells, measured, f"{low} to {high}", extent])
-    header = ["Panel", *[f"X = {x:g}" for x in X_VALUES], "Gap, points", "Gap in the paper", "Rounds × seeds"]
+        shown = [percent(settled(select(result, x=x, reading=NBAFL.name))) for x in design.X_VALUES]
+        cells = result.cells if result else ()
+        seeds = {cell.labels["seed"] for cell in cells}
+        extent = f"{cells[0].rounds} × {len(seeds)}" if cells else "–"
+        title, paper = design.find_panel(name).title, f"{low} to {high}"
+        rows.append([title, *shown, points(gap(result)), paper, extent])
+    header = [
+        "Panel",
+        *[f"X = {x:g}" for x in design.X_VALUES],
+        "Gap, points",
+        "Gap in the paper",
+        "Rounds × seeds",
+    ]
     return markdown(header, rows)
 
 
 def gaps_table(folder: Path) -> str:
     """The gap between X = 0 and X = 1 after so many rounds, and where it is the paper's."""
-    results = read_results(folder, FIGURE_3)
+    results = read_results(folder, design.FIGURE_3)
     rows = []
     for name, (low, high) in PAPER_GAPS.items():
         gaps = gap_by_round(results.get(name))
@@ -340,7 +313,7 @@ def gaps_table(folder: Path) -> str:
             most = max(gaps, key=lambda last: gaps[last].mean)
             rows.append(
                 [
-                    find_panel(name).title,
+                    design.find_panel(name).title,
                     f"{low} to {high}",
                     *[points(gaps.get(last)) for last in GAP_ROUNDS],
                     f"{points(gaps[most])} ({most - WINDOW + 1} to {most})",
@@ -350,13 +323,6 @@ def gaps_table(folder: Path) -> str:
     shown = [f"Rounds {last - WINDOW + 1} to {last}" for last in GAP_ROUNDS]
     header = ["Panel", "In the paper", *shown, "Largest (rounds)", "Ours is the paper's"]
     return or_missing(header, rows, words=(0, 7))
-
-
-def _extent(result: Result | None) -> str:
-    if result is None or not result.cells:
-        return "–"
-    seeds = {cell.labels["seed"] for cell in result.cells}
-    return f"{result.cells[0].rounds} × {len(seeds)}"
 
 
 def readings_table() -> str:
@@ -389,8 +355,8 @@ def readings_table() -> str:
 def sweep_table(folder: Path) -> str:
     """The gap between X = 0 and X = 1 over sigma_k."""
     rows = []
-    results = read_results(folder, SWEEP)
-    known = [panel.name for panel in PANELS if panel.name in results]
+    results = read_results(folder, design.SWEEP)
+    known = [panel.name for panel in design.PANELS if panel.name in results]
     for name in (*known, *sorted(results.keys() - set(known))):
         result = results[name]
         clean = settled(select(result, x=0.0))
@@ -398,18 +364,17 @@ def sweep_table(folder: Path) -> str:
         for sigma in noisy:
             found = settled(select(result, x=1.0, sigma_k=sigma))
             lost = "–" if clean is None or found is None else f"{100 * (clean.mean - found.mean):.1f}"
-            rows.append([find_panel(name).title, f"{sigma:.3g}", percent(clean), percent(found), lost])
+            rows.append([design.find_panel(name).title, f"{sigma:.3g}", percent(clean), percent(found), lost])
     header = ["Panel", "σ_k", "X = 0", "X = 1", "Gap, points"]
     return or_missing(header, rows)
 
 
 def files_table(folder: Path) -> str:
     """Every result file, and the beginning of its fingerprint: what happens to it afterwards shows."""
-    records: list[Record[Any]] = [*all_leaks(folder).values()]
-    for experiment in (FIGURE_3, SWEEP, TUNING, BEYOND, DATASETS):
-        records += read_results(folder, experiment).values()
     rows = sorted(
-        [f"{one.experiment}/{one.name}", f"{len(one.cells)}", f"`{fingerprint(one)[:16]}`"] for one in records
+        [f"{one.experiment}/{one.name}", f"{len(one.cells)}", f"`{fingerprint(one)[:16]}`"]
+        for experiment in EXPERIMENTS
+        for one in read_results(folder, experiment).values()
     )
     return or_missing(["File", "Cells", "Fingerprint"], rows, words=(0, 2))
 
@@ -423,19 +388,19 @@ def claims_table(folder: Path) -> str:
 def datasets_table(folder: Path) -> str:
     """Other models and data: accuracy by method and epsilon, beside what the most frequent label is worth."""
     rows = []
-    for result in in_order(read_results(folder, DATASETS)):
-        title, local = setting_of(result).title, local_accuracies(result)
+    for result in in_order(read_results(folder, design.DATASETS)):
+        title, local = design.find_setting(result.name).title, local_accuracies(result)
         guess = percent(spread([result.base["majority"]]))
-        rows.append([title, "most frequent label", *[guess] * len(EPSILONS), "–", "–"])
-        for method in METHODS:
+        rows.append([title, "most frequent label", *[guess] * len(design.EPSILONS), "–", "–"])
+        for method in design.METHODS:
             if cells := select(result, method=method, variant="none"):
-                found = [final(at_epsilon(cells, epsilon)) for epsilon in EPSILONS]
+                found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
                 shown = [
                     percent(one) + (", **nothing learned**" if one and not learns(one, result) else "")
                     for one in found
                 ]
                 rows.append([title, method, *shown, epsilon_of_runs(cells), leads(method, found, local)])
-    columns = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
+    columns = [f"ε = {epsilon:g}" for epsilon in design.EPSILONS]
     header = ["Data, model", "Method", *columns, "ε, joint view", LEAD]
     return or_missing(header, rows, words=(0, 1, 5, 6))
 
@@ -443,13 +408,13 @@ def datasets_table(folder: Path) -> str:
 def datasets_words(folder: Path) -> str:
     """A line for each setting: how large it is, and who learns nothing in it."""
     lines = []
-    for result in in_order(read_results(folder, DATASETS)):
-        setting, failing = setting_of(result), []
-        for epsilon in EPSILONS:
+    for result in in_order(read_results(folder, design.DATASETS)):
+        setting, failing = design.find_setting(result.name), []
+        for epsilon in design.EPSILONS:
             found = {
                 method: final(select(result, method=method, epsilon=epsilon, variant="none"))
-                for method in METHODS
-                if METHODS[method].private
+                for method in design.METHODS
+                if design.METHODS[method].private
             }
             known = {method: one for method, one in found.items() if one is not None}
             names = [method for method, one in known.items() if not learns(one, result)]

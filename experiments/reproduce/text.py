@@ -1,24 +1,30 @@
-"""Numbers in the text come from the result files: between `<!-- result: KEY -->` and `<!-- end -->`.
+"""What is published comes from the result files: figures, and numbers in the text.
 
-`fill` writes them, `disagreements` finds where a text says something else than the files.
+Those stand between `<!-- result: KEY -->` and `<!-- end -->`. `fill` writes them, `disagreements` finds where a text
+says something else than the files. What every figure was drawn from is in a file beside them: digests of the result
+files and of the picture. The first no longer fits once the results change, the second once the picture does, whoever
+draws it again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from experiments.reproduce import tables
-from experiments.reproduce.checks import Fault
-from experiments.reproduce.claims import BY_ROUND, gap
-from experiments.reproduce.design import BEYOND, FIGURE_3, FIGURE_4, LEVELS
-from experiments.reproduce.results import read_leaks, read_result, result_path, select, select_level, spread
+from experiments.reproduce.checks import Fault, fingerprint
+from experiments.reproduce.claims import early_accuracies, gap
+from experiments.reproduce.design import BEYOND, DATASETS, FIGURE_3, FIGURE_4, LEVELS
+from experiments.reproduce.results import read_result, read_results, result_path, select, spread
 from experiments.reproduce.sensitivity import NBAFL
-from experiments.reproduce.stamps import DRAWN_FROM
 from experiments.reproduce.tables import MISSING, decibels, percent, points, psnr, settled
 from niss.errors import ConfigError
+from niss.files import write_output
 
 _MARKED = re.compile(r"<!-- result: (?P<key>\S+) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 
@@ -37,23 +43,36 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "claims": tables.claims_table,
     "files": tables.files_table,
 }
-TABLES_FILE = "tables.md"
+TABLES_FILE, FIGURES_FILE = "tables.md", "figures.json"
+FIGURES = {
+    "figure-3": (
+        FIGURE_3,
+        "Eight panels: test accuracy over rounds at X = 0, 0.3, 0.6 and 1, with bands over seeds",
+    ),
+    "gaps": (
+        FIGURE_3,
+        "Eight panels: the gap between X = 0 and X = 1 over rounds, beside the range that the paper gives",
+    ),
+    "figure-4": (
+        FIGURE_4,
+        "Original and recovered pictures by kind of protection, and the DLG loss over iterations",
+    ),
+    "faults": (
+        BEYOND,
+        "Accuracy over epsilon of NISS as it is, with colluders, and with dropouts repaired and tolerated",
+    ),
+    "rivals": (BEYOND, "Accuracy over epsilon of all rivals in settings with fixed cohorts"),
+    "noise": (BEYOND, "Noise variance in the model over rounds, by method, at epsilon 3"),
+    "datasets": (
+        DATASETS,
+        "Accuracy over epsilon of all rivals with other models, on text and photographs",
+    ),
+}
+"""The figures: the experiment that each one shows, and what that is for those who cannot see it."""
 MARKS = {
-    "docs/concepts/paper.md": {"figure-3", "datasets-learned", *(f"{name}.image" for name in DRAWN_FROM)},
+    "docs/concepts/paper.md": {"figure-3", "datasets-learned", *(f"{name}.image" for name in FIGURES)},
 }
 """Results that a text has to take from the files: without their marks somebody might have typed them."""
-
-
-IMAGES = {
-    "figure-3": "Eight panels: test accuracy over rounds at X = 0, 0.3, 0.6 and 1, with bands over seeds",
-    "gaps": "Eight panels: the gap between X = 0 and X = 1 over rounds, beside the range that the paper gives",
-    "figure-4": "Original and recovered pictures by kind of protection, and the DLG loss over iterations",
-    "faults": "Accuracy over epsilon of NISS as it is, with colluders, and with dropouts repaired and tolerated",
-    "rivals": "Accuracy over epsilon of all rivals in settings with fixed cohorts",
-    "noise": "Noise variance in the model over rounds, by method, at epsilon 3",
-    "datasets": "Accuracy over epsilon of all rivals with other models, on text and photographs",
-}
-"""The figures of the text, and what they show for those who cannot see them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ def computed_text(folder: Path, key: str) -> str:
     """
     if key in TABLES:
         return "\n" + TABLES[key](folder)
-    if key.removesuffix(".image") in IMAGES:
+    if key.removesuffix(".image") in FIGURES:
         return _image(folder, key.removesuffix(".image"))
     if key.startswith(f"{BEYOND}."):
         return "\n" + tables.setting_table(folder, key.removeprefix(f"{BEYOND}."))
@@ -84,26 +103,28 @@ def computed_text(folder: Path, key: str) -> str:
     panel, _, wanted = key.rpartition(".")
     result = read_result(result_path(folder, FIGURE_3, panel)) if panel else None
     if wanted == "gap":
-        return points(gap(result) if result else None)
+        return points(gap(result))
     if wanted == "early":
-        cells = select(result, x=0.0, reading=NBAFL.name) if result else []
-        reached = [value for cell in cells if (value := cell.at(BY_ROUND)) is not None]
+        reached = early_accuracies(result)
         return percent(spread(reached) if reached else None)
     if panel and re.fullmatch(r"x[0-9.]+", wanted):
-        cells = select(result, x=float(wanted[1:]), reading=NBAFL.name) if result else []
-        return percent(settled(cells))
+        return percent(settled(select(result, x=float(wanted[1:]), reading=NBAFL.name)))
     raise ConfigError(f"unknown key {key!r}", field="result", hint="use one of: " + ", ".join(TABLES))
 
 
-def copy_name(name: str) -> str:
+def figure_name(figure: str, *, dark: bool = False) -> str:
+    """The file of a figure, on white or for a dark page."""
+    return f"{figure}-dark.png" if dark else f"{figure}.png"
+
+
+def copy_name(figure: Path) -> str:
     """The file in `docs/images` that shows a figure."""
-    return f"reproduce-{name}.png"
+    return f"reproduce-{figure.name}"
 
 
 def _image(folder: Path, name: str) -> str:
-    if not (folder / f"{name}.png").exists():
-        return f"\n{MISSING}\n"
-    return f"\n![{IMAGES[name]}](../images/{copy_name(name)})\n"
+    path = folder / figure_name(name)
+    return f"\n![{FIGURES[name][1]}](../images/{copy_name(path)})\n" if path.exists() else f"\n{MISSING}\n"
 
 
 def _psnr(folder: Path, key: str) -> str:
@@ -114,8 +135,8 @@ def _psnr(folder: Path, key: str) -> str:
             field="result",
             hint="use figure-4.PICTURE.LEVEL with a level of the figure",
         )
-    leaks = read_leaks(result_path(folder, FIGURE_4, picture))
-    cells = select_level(leaks, level) if leaks is not None else []
+    leaks = read_result(result_path(folder, FIGURE_4, picture))
+    cells = select(leaks, level=level)
     # Other readings of the noise may stand beside the usual one.
     return decibels(psnr([cell for cell in cells if not cell.labels["noise"].startswith("sigma-")]))
 
@@ -160,3 +181,44 @@ def text_faults(folder: Path, root: Path) -> Iterator[Fault]:
 def results_folder(path: Path) -> Path:
     """`results/` or `results/paper/`: the folder that holds the experiments."""
     return path / "paper" if (path / "paper").is_dir() else path
+
+
+def _stamp(folder: Path, figure: str, picture: bytes) -> dict[str, str]:
+    """Digests of the result files that a figure is drawn from, and of the picture."""
+    records = read_results(folder, FIGURES[figure][0]).values()
+    lines = sorted(f"{record.name} {fingerprint(record)}" for record in records)
+    return {
+        "results": hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+        "picture": hashlib.sha256(picture).hexdigest(),
+    }
+
+
+def write_stamps(folder: Path) -> None:
+    """Of all figures in the folder, as they were drawn just now."""
+    stamps = {
+        path.name: _stamp(folder, name, path.read_bytes())
+        for name, dark in product(FIGURES, (False, True))
+        if (path := folder / figure_name(name, dark=dark)).exists()
+    }
+    write_output(folder / FIGURES_FILE, (json.dumps(stamps, indent=1) + "\n").encode())
+
+
+def figure_faults(folder: Path, images: Path | None) -> Iterator[Fault]:
+    """Figures that are missing, or were drawn from other results, or are not the ones in the documentation."""
+    file = folder / FIGURES_FILE
+    stamps = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name, dark in product(FIGURES, (False, True)):
+        path = folder / figure_name(name, dark=dark)
+        if not path.exists():
+            yield Fault("figure", path.name, "is missing; `niss reproduce figures` draws it")
+            continue
+        now, then = _stamp(folder, name, path.read_bytes()), stamps.get(path.name, {})
+        if then.get("results") != now["results"]:
+            detail = "was drawn from other results; `niss reproduce figures` draws it again"
+            yield Fault("figure", path.name, detail)
+        if then.get("picture") != now["picture"]:
+            yield Fault("figure", path.name, "is not the picture that was drawn")
+        copy = None if images is None else images / copy_name(path)
+        if copy is not None and (not copy.exists() or copy.read_bytes() != path.read_bytes()):
+            detail = "is not the figure of the results; `tools/update_results.py` copies it"
+            yield Fault("figure", copy.name, detail)

@@ -8,7 +8,7 @@ where it stopped, and `niss verify` plays it again from the recorded accuracies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -33,6 +33,10 @@ class Axes:
             self.learning_rate.index(choice.learning_rate),
             self.hidden.index(choice.hidden),
         )
+
+    def choices(self) -> Iterator[Choice]:
+        """All there are, in the order of their places."""
+        return (Choice(*values) for values in product(self.clip, self.learning_rate, self.hidden))
 
     @property
     def trials(self) -> int:
@@ -76,24 +80,18 @@ def next_trials(axes: Axes, tried: Mapping[Choice, float]) -> list[Choice]:
             return missing
         seen |= {choice: tried[choice] for choice in wanted}
     best = axes.place(best_of(seen, axes))
-    around = sorted(
-        (choice for choice in _all(axes) if choice not in seen),
-        key=lambda choice: (_steps(axes.place(choice), best), axes.place(choice)),
-    )
+
+    def steps(choice: Choice) -> int:
+        return sum(abs(a - b) for a, b in zip(axes.place(choice), best, strict=True))
+
+    # Of equally near ones, in the order of the axes.
+    around = sorted((choice for choice in axes.choices() if choice not in seen), key=steps)
     return [choice for choice in around[: axes.nearest] if choice not in tried]
 
 
 def best_of(tried: Mapping[Choice, float], axes: Axes) -> Choice:
     """The most accurate; of equals the one with the least clip, rate and width."""
     return min(tried, key=lambda choice: (-tried[choice], axes.place(choice)))
-
-
-def _all(axes: Axes) -> Iterable[Choice]:
-    return (Choice(*values) for values in product(axes.clip, axes.learning_rate, axes.hidden))
-
-
-def _steps(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def choice_of(labels: Mapping[str, Any], axes: Axes) -> Choice:
@@ -110,17 +108,15 @@ def chosen(
     It is taken from the epsilon nearest to the one wanted, among those at which the method was tuned, and from the
     variant without faults where the variant was not tuned itself.
     """
-    untuned = axes_of(setting).start
+    axes = axes_of(setting)
     trials = trials_of(tuned, method, variant) or trials_of(tuned, method)
     if not trials:
-        return untuned, "nothing"
+        return axes.start, "nothing"
     targets = sorted({cell.labels["epsilon"] for cell in trials if cell.labels["epsilon"] is not None})
     target = min(targets, key=lambda one: abs(math.log(one / epsilon)), default=None)
     best = best_trial([cell for cell in trials if cell.labels["epsilon"] == target]).labels
-    clip = untuned.clip if best["clip"] is None else best["clip"]
-    choice = Choice(clip=clip, learning_rate=best["learning_rate"], hidden=best["hidden"])
     under = "" if best.get("variant", "none") == "none" else f" with {best['variant']}"
-    return choice, method + under + ("" if target is None else f" at epsilon {target:g}")
+    return choice_of(best, axes), method + under + ("" if target is None else f" at epsilon {target:g}")
 
 
 def best_trial(trials: Sequence[Cell]) -> Cell:
@@ -130,8 +126,7 @@ def best_trial(trials: Sequence[Cell]) -> Cell:
 
 def trials_of(tuned: Result | None, method: str, variant: str = "none") -> list[Cell]:
     """All trials of a method under a variant."""
-    cells = select(tuned, method=method) if tuned is not None else []
-    return [cell for cell in cells if cell.labels.get("variant", "none") == variant]
+    return [cell for cell in select(tuned, method=method) if cell.labels.get("variant", "none") == variant]
 
 
 def edges_of(trials: Sequence[Cell], best: Cell) -> list[str]:

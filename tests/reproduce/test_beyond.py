@@ -10,7 +10,6 @@ import pytest
 from experiments.reproduce.beyond import (
     hold_out,
     run_setting,
-    setting_base,
     setting_config,
     tune,
 )
@@ -118,7 +117,7 @@ def compared(accuracies: dict[tuple[str, str], float]) -> Result:
         for (method, variant), accuracy in accuracies.items()
         for seed in (1, 2)
     )
-    return Result("beyond", setting.name, dict(setting_base(setting)), cells)
+    return Result("beyond", setting.name, setting.base, cells)
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.reproduce import beyond, design, modelled, promises
-from experiments.reproduce.beyond import hold_out, majority, run_setting, setting_base, setting_config, tune
+from experiments.reproduce import beyond, design, promises
+from experiments.reproduce.beyond import hold_out, majority, run_setting, setting_config, tune
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.checks import check_files
 from experiments.reproduce.claims import check_claims
 from experiments.reproduce.design import DATASETS, METHODS, TUNING, Choice, Setting, find_setting
-from experiments.reproduce.expected import expected_cells
 from experiments.reproduce.results import Cell, Result, read_result, result_path, write_result
 from experiments.reproduce.session import experiments_of, tasks_of
-from experiments.reproduce.stamps import figure_faults
 from experiments.reproduce.tables import datasets_table, datasets_words
-from experiments.reproduce.text import computed_text
+from experiments.reproduce.text import computed_text, figure_faults
 from experiments.reproduce.tuning import axes_of
 from niss.data import load_dataset
 from niss.settings import to_values
@@ -44,7 +42,7 @@ COMPARED = ("fedavg", "dp-fedavg", "central-dp", "niss-planned", "niss-carried")
 
 def small(patch: pytest.MonkeyPatch) -> None:
     """A model of its own in a setting of its own, which takes a second to train."""
-    patch.setitem(modelled.MODELLED, TINY.name, TINY)
+    patch.setitem(design.MODELLED, TINY.name, TINY)
     patch.setitem(beyond.MODELS, "tiny", lambda width: {"name": "mlp", "hidden": [width]})
     patch.setitem(promises.TRAINING_IMAGES, "mnist-mini", TRAINING)
     # On so few coordinates what is measured scatters more.
@@ -164,7 +162,7 @@ def made_up(accuracies: dict[str, list[float]]) -> Result:
         )
         for seed in (1, 2)
     ]
-    return Result(DATASETS, TINY.name, {**setting_base(TINY), "majority": 0.3, "tested": 1000}, tuple(cells))
+    return Result(DATASETS, TINY.name, {**TINY.base, "majority": 0.3, "tested": 1000}, tuple(cells))
 
 
 @pytest.mark.parametrize(
@@ -228,13 +226,8 @@ def test_the_settings_are_whole(name: str) -> None:
     assert make_config(to_values(config)) == config
 
 
-def test_unmeasured_settings_are_not_asked_for() -> None:
-    wanted = {name for experiment, name in expected_cells() if experiment == DATASETS}
-    assert wanted <= set(modelled.MODELLED)
-
-
 def test_choices_of_settings_with_models_are_on_their_axes() -> None:
-    for setting in modelled.MODELLED.values():
+    for setting in design.MODELLED.values():
         axes = axes_of(setting)
         assert axes.place(axes.start) == (len(setting.clips) // 2, len(setting.rates) // 2, 0)
         assert axes.start == Choice(axes.start.clip, axes.start.learning_rate, setting.width)

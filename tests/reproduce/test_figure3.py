@@ -90,7 +90,7 @@ def test_out_of_time_and_on_again(tmp_path, panel, slice_settings):
     chosen = {**slice_settings, "seeds": (1,), "xs": (0.0, 1.0)}
     whole = run_panel(panel, out=tmp_path / "a", work=tmp_path / "aw", **chosen)
     with pytest.raises(OutOfTime):
-        run_panel(panel, out=tmp_path / "b", work=tmp_path / "bw", **chosen, progress=Watch(seconds=0.0))
+        run_panel(panel, out=tmp_path / "b", work=tmp_path / "bw", **chosen, progress=Watch(until=0.0))
     assert list((tmp_path / "bw").rglob("checkpoint.safetensors"))
     cut = run_panel(panel, out=tmp_path / "b", work=tmp_path / "bw", **chosen)
     assert [cell.curve for cell in cut.cells] == [cell.curve for cell in whole.cells]

@@ -12,8 +12,8 @@ from experiments.reproduce import figure4
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.design import LEVELS, cells_of, find_levels
 from experiments.reproduce.figure4 import level_setting, run_picture
-from experiments.reproduce.results import kept_pictures, merge_results, read_leaks, select_level
-from experiments.reproduce.runner import OutOfTime
+from experiments.reproduce.results import kept_pictures, merge_results, read_result, select
+from experiments.reproduce.runner import OutOfTime, Watch
 from experiments.reproduce.sensitivity import NBAFL, find_reading
 from experiments.reproduce.tables import figure_4_table, leaks_in_order
 from niss.cli import reproduce
@@ -53,7 +53,7 @@ def test_a_picture_from_scratch(places, monkeypatch):
         assert cell.losses[-1] == (12, pytest.approx(cell.loss, rel=1e-5))
         assert cell.frames[-1] == (12, cell.psnr)
         assert cell.best_psnr >= cell.psnr
-    assert read_leaks(places["out"] / "figure-4" / "mnist-mini-0.json") == leaks
+    assert read_result(places["out"] / "figure-4" / "mnist-mini-0.json") == leaks
 
     figures = write_figures(places["out"], places["work"])
     assert sorted(path.name for path in figures) == ["figure-4-dark.png", "figure-4.png"]
@@ -76,7 +76,7 @@ def test_cells_run_apart_merge(tmp_path):
     for name, levels in (("one", ["fedavg"]), ("two", ["niss"])):
         quick({"out": tmp_path / name, "work": tmp_path / "work"}, levels)
     (path,) = merge_results([tmp_path / "one", tmp_path / "two"], tmp_path / "both")
-    merged = read_leaks(path)
+    merged = read_result(path)
     assert merged is not None
     assert [cell.labels["level"] for cell in merged.cells] == ["niss", "fedavg"]
 
@@ -84,11 +84,11 @@ def test_cells_run_apart_merge(tmp_path):
 def test_out_of_time_keeps_whole_cells(places):
     quick(places, ["fedavg"])
     with pytest.raises(OutOfTime):
-        quick(places, ["fedavg", "niss"], seconds=0.0)
-    leaks = read_leaks(places["out"] / "figure-4" / "mnist-mini-0.json")
+        quick(places, ["fedavg", "niss"], progress=Watch(until=0.0))
+    leaks = read_result(places["out"] / "figure-4" / "mnist-mini-0.json")
     assert leaks is not None
     assert [cell.labels["level"] for cell in leaks.cells] == ["fedavg"]
-    assert select_level(quick(places, ["fedavg", "niss"]), "niss")
+    assert select(quick(places, ["fedavg", "niss"]), level="niss")
 
 
 def test_readings_scale_the_paper_s_noise_alone():

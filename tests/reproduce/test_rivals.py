@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.reproduce import promises
-from experiments.reproduce.beyond import held_out_setting, run_setting, setting_base, setting_config
-from experiments.reproduce.checks import setting_of
+from experiments.reproduce.beyond import run_setting, setting_config
 from experiments.reproduce.design import (
     COMPARED,
     METHODS,
@@ -142,10 +141,9 @@ def test_settings_are_found_by_their_names():
         setting = find_setting(name)
         assert setting.name == name
         assert setting.clients % setting.participants == 0
-        cut = held_out_setting(setting, {"mnist": 50_000, "cifar10": 41_667}[setting.dataset])
+        cut = setting.cut_to({"mnist": 50_000, "cifar10": 41_667}[setting.dataset])
         assert cut.clients % cut.participants == 0
         assert (cut.participants, cut.images) == (setting.participants, setting.images)
-        assert setting_of(Result("beyond", name, dict(setting_base(setting)))) == setting
         plain = setting_config(setting, METHODS["central-dp"], Choice(), epsilon=3.0)
         drawn = setting_config(setting, METHODS["central-dp-sampled"], Choice(), epsilon=3.0)
         assert plain.training.sampling == "cyclic"

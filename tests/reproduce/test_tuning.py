@@ -67,7 +67,7 @@ def test_everyone_is_tuned_under_every_variant_that_matters_to_them():
 def test_a_search_goes_on_where_it_stopped_and_parts_add_up(places, small_setting, tmp_path):
     common = {"methods": ("dp-fedavg", "central-dp"), "device": "cpu", "axes": SMALL, "at_once": 1}
     with pytest.raises(OutOfTime):
-        tune(small_setting, (8.0,), **places, **common, progress=Watch(seconds=0.0))
+        tune(small_setting, (8.0,), **places, **common, progress=Watch(until=0.0))
     whole = tune(small_setting, (8.0,), **places, **common)
     assert {len(trials_of(whole, name)) for name in common["methods"]} == {SMALL.trials}
     parts = [tmp_path / name for name in common["methods"]]

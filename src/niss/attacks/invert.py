@@ -8,7 +8,7 @@ client's upload, once for every method. `joint` shows why the noise is calibrate
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isfinite
@@ -55,6 +55,14 @@ class Case:
     simulated: attacks.SimulatedRound
     guess: FloatArray
     notes: Row = field(default_factory=dict)
+
+    def invert(
+        self, federation: attacks.AttackedFederation, search: Callable[..., attacks.Inversion], **options: Any
+    ) -> attacks.Inversion:
+        """The pictures behind the guess, by `deep_leakage` or another search with the same arguments."""
+        gradient = federation.as_gradient(self.guess)
+        function = federation.update_function(self.simulated.plan.plan)
+        return search(gradient, function, federation.pictures, **options)
 
     def row(self, federation: attacks.AttackedFederation, inversion: attacks.Inversion) -> Row:
         """Scores of the recovered pictures, beside what was promised and how wrong the guess was."""
@@ -138,10 +146,9 @@ class SearchExperiment(experiment.Experiment):
         losses = findings.curves["losses"] = {}
         frames, recovered = (findings.pictures.setdefault(name, {}) for name in ("frames", "recovered"))
         for case in self.cases(federation):
-            inversion = self.search()(
-                federation.as_gradient(case.guess),
-                federation.update_function(case.simulated.plan.plan),
-                federation.pictures,
+            inversion = case.invert(
+                federation,
+                self.search(),
                 stream=self.stream(self.search_name),
                 device=torch.device(choose_device(self.device, field="--device")),
                 progress=partial(progress, case.name),
