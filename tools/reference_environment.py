@@ -6,8 +6,6 @@ from __future__ import annotations
 READ_BY_NISS = {
     "NISS_DATA": "Folder that is searched first for datasets, as `$NISS_DATA/mnist/…`. Downloads go to the user cache.",
     "NISS_TRACKER_STORE": "Store of `niss tracker`, as `--store`; for an address that holds a password.",
-    "NISS_RANK_TIMEOUT": "Seconds that one of several processes of a run waits for the others before it gives up; 1800 "
-    "by default.",
     "XDG_CACHE_HOME": "Where downloads are kept, in its folder `niss`; else `~/.cache/niss`. Must be absolute.",
     "XDG_STATE_HOME": "Where the log of a crash is kept, in its folder `niss`; else `~/.local/state/niss`. Must be "
     "absolute.",

@@ -19,7 +19,7 @@ from niss.errors import ConfigError, NissError, RanksError
 from niss.files import read_json, read_json_lines
 from niss.settings import to_values
 from niss.simulation import RoundEvent
-from niss.simulation.ranks import Rank, Ranks, _timeout, rank_in
+from niss.simulation.ranks import Ranks, rank_in
 from support.federation import small_config
 from support.ranks import do, ended, play, start_ranks
 
@@ -180,7 +180,7 @@ def test_the_manifest_says_how_many_ranks(played: Path) -> None:
 
 def test_jobs_are_dealt_by_their_size() -> None:
     loads = [9, 1, 1, 1, 5, 5, 2, 30, 4, 4]
-    parts = [Ranks(Rank(rank, 3, rank, 3)).deal(loads) for rank in range(3)]
+    parts = [Ranks(rank, 3, rank, 3).deal(loads) for rank in range(3)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(loads)))
     sums = sorted(sum(loads[job] for job in part) for part in parts)
     assert sums == [16, 16, 30]
@@ -198,13 +198,6 @@ def test_jobs_are_dealt_by_their_size() -> None:
 def test_numbers_that_number_nothing_are_refused(variables: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="RANK"):
         rank_in(variables)
-
-
-@pytest.mark.parametrize("seconds", ["soon", "0", "-1", "inf", "nan"])
-def test_a_wait_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
-    monkeypatch.setenv("NISS_RANK_TIMEOUT", seconds)
-    with pytest.raises(ConfigError, match="NISS_RANK_TIMEOUT"):
-        _timeout()
 
 
 def test_one_process_is_no_rank() -> None:

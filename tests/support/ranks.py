@@ -53,7 +53,6 @@ def environment_of(count: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(count),
         "OMP_NUM_THREADS": "1",
-        "NISS_RANK_TIMEOUT": "300",
     }
 
 

@@ -98,15 +98,10 @@ class Config:
         """The rounds over which a client's target is composed, where participants are drawn as in `training`."""
         return self._composed(self.training.sampling)
 
-    @property
-    def most_participations(self) -> int:
-        """The most rounds one client can take part in, likewise."""
-        return self.most_participations_by(self.training.sampling)
-
     def _composed(self, sampling: Sampling) -> int:
-        return 1 if self.privacy.scope == "round" else self.most_participations_by(sampling)
+        return 1 if self.privacy.scope == "round" else self.most_participations(sampling)
 
-    def most_participations_by(self, sampling: Sampling) -> int:
+    def most_participations(self, sampling: Sampling) -> int:
         """The most rounds one client can take part in, with participants drawn like that."""
         if self.privacy.scope == "training" and self.privacy.participations is not None:
             return self.privacy.participations

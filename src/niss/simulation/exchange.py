@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Charge, RoundPlan
-from niss.errors import ConfigError, PrivacyError, RunFolderError
+from niss.accounting import Charge
+from niss.errors import ConfigError, PrivacyError
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
 from niss.protocol import LINKS_PER_ROUND, Entropy
@@ -56,18 +56,10 @@ class Exchange(Protocol):
 
     real: bool
 
-    def prepare(self, opened: OpenRound) -> RoundPlan | None:
-        """The noise of the round, before anyone trains for it; None where the parties agree on it themselves."""
-
     def play(self, opened: OpenRound, uploads: Uploads, absent: list[int]) -> Summed:
-        """Hide the rows, charge the ledger, and sum what arrives from all seats but those `absent`."""
+        """Hide the rows, charge the ledger, and sum what arrives from all seats but those `absent`.
 
-    def close(
-        self, opened: OpenRound, uploads: Uploads, cohort: IntArray, absent: list[int]
-    ) -> tuple[FloatArray, SumNoise]:
-        """One more round without data, by `cohort`: its noise takes out what the last round, `opened`, carried.
-
-        Nothing is charged: an update of zero reveals nothing. Returns the sum, of this rank, and the noise in it.
+        A round without data (`opened.closing`) is not charged: an update of zero reveals nothing.
         """
 
 
@@ -76,31 +68,23 @@ class Simulated:
 
     real = False
 
-    def prepare(self, opened: OpenRound) -> RoundPlan:
-        federation, number, participants = opened.federation, opened.number, opened.participants
-        plan = opened.plan.for_round(
-            participants,
-            weights=opened.public_weights,
-            records=opened.sizes,
-            beacon=federation.beacon(number),
-            number=number,
-        )
-        return federation.beside(plan, opened.ledger.history)
-
     def play(self, opened: OpenRound, uploads: Uploads, absent: list[int]) -> Summed:
         """A dropout changes no charge: the server might only pretend it. Of a round that is repaired, the shares to
         lost clients are never drawn; it is charged as one in which the server was given them.
         """
         federation, noise = opened.federation, opened.stream.child("noise")
-        assert opened.round_plan is not None
-        plan = federation.without(opened.round_plan, absent)
+        plan = opened.round_plan
+        assert plan is not None
+        plan = plan.with_lost(absent, repaired=federation.repairs(plan.graph, absent))
         method, here = plan.plan.kind, plan.here
 
         # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
         plan = method.add_client_noise(uploads, plan, noise)
         # What that costs each client is on record before anything is summed.
-        joint_mu = method.joint_mu(plan, repairing=federation.repairing)
-        opened.ledger.charge(plan.participants, Charge.of(joint_mu, plan.marginal_mu))
+        joint_mu = np.zeros(here.size)
+        if not opened.closing:
+            joint_mu = method.joint_mu(plan, repairing=federation.repairing)
+            opened.ledger.charge(plan.participants, Charge.of(joint_mu, plan.marginal_mu))
         # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
         total = uploads.total(here)
         if federation.trainer.ranks.first:
@@ -129,18 +113,6 @@ class Simulated:
         )
         return Summed(total, scale, record)
 
-    def close(
-        self, opened: OpenRound, uploads: Uploads, cohort: IntArray, absent: list[int]
-    ) -> tuple[FloatArray, SumNoise]:
-        federation, number = opened.federation, opened.number + 1
-        assert opened.round_plan is not None
-        plan = replace(opened.round_plan, participants=cohort, number=number)
-        plan = federation.without(federation.beside(plan, opened.ledger.history), absent)
-        method, rows = plan.plan.kind, uploads.blank(federation.trainer.ranks.seats(cohort.size))
-        method.add_client_noise(rows, plan, federation.stream_of(number).child("noise"))
-        covariances = tuple(method.earlier_covariances(plan).tolist())
-        return rows.total(plan.here), SumNoise(method.left_over_variance(plan), covariances)
-
 
 class Played:
     """A session and its nodes.
@@ -158,17 +130,8 @@ class Played:
     def __init__(self, setup: Setup, entropy: Entropy = os.urandom) -> None:
         if setup.plan.attempts > LINKS_PER_ROUND:
             raise ConfigError(f"a round has {LINKS_PER_ROUND} attempts at most", field="plan.attempts")
-        self._coordinates, self._next = setup.coordinates, 0
+        self._coordinates = setup.coordinates
         self.session, self.parties = together(setup, entropy)
-
-    def prepare(self, opened: OpenRound) -> None:
-        """Refuse (`RunFolderError`) a round whose cohort this process did not announce."""
-        if self.session.proposal.schedule is not None and opened.number != self._next:
-            raise RunFolderError(
-                f"round {opened.number + 1} of a run whose noise is carried over cannot be played after round "
-                f"{self._next}: the keys that its clients were announced with are gone with the process that made them",
-                hint="start the run again, or resume runs with exchange = 'simulated'",
-            )
 
     def play(self, opened: OpenRound, uploads: Uploads, absent: list[int]) -> Summed:
         """Every p_k is 1 / m."""
@@ -176,7 +139,8 @@ class Played:
         schedule, following = self.session.proposal.schedule, None
 
         def charge(cost: Charge, attempt: int) -> None:
-            opened.ledger.charge(clients, cost, attempt)
+            if not opened.closing:
+                opened.ledger.charge(clients, cost, attempt)
 
         if schedule is not None:
             history = [*opened.ledger.history, clients]
@@ -195,13 +159,6 @@ class Played:
         # A simulated round remembers numbers, not whose upload was lost.
         return replace(summed, record=replace(summed.record, lost={}, problems=()))
 
-    def close(
-        self, opened: OpenRound, uploads: Uploads, cohort: IntArray, absent: list[int]
-    ) -> tuple[FloatArray, SumNoise]:
-        zero = np.zeros_like(uploads.rows()[0])
-        summed = self.exchange(opened.number + 1, cohort, lambda _seat: zero, absent=absent, following=())
-        return summed.total, summed.record.noise
-
     def exchange(
         self,
         number: int,
@@ -219,8 +176,7 @@ class Played:
         number     of the round, from 0
         members    the clients, a seat each
         updates    gives the bare update of a seat; its client clips and hides it
-        charge     told what the round costs and which attempt at it that is, once, before the first upload; not of one
-                   without updates
+        charge     told what the round costs and which attempt at it that is, once, before the first upload
         absent     seats that never upload
         clip       of this round, at most the plan's; None: the plan's
         kept       how many of the last coordinates rounding to the grid must leave as long as they are
@@ -229,7 +185,7 @@ class Played:
         Raises `PrivacyError` where no attempt keeps the promise; nothing is charged then.
         """
         session, nodes = self.session, [int(member) for member in members]
-        seats, schedule = {node: seat for seat, node in enumerate(nodes)}, session.proposal.schedule
+        seats = {node: seat for seat, node in enumerate(nodes)}
 
         def update(node: int, training: Training) -> FloatArray:
             terms = training.terms
@@ -248,10 +204,8 @@ class Played:
             hint = None if session.refused is None else session.refused.hint
             raise PrivacyError(f"round {number + 1}: {why}", hint=hint)
         pending = session.books.pending(current)
-        if schedule is None or number < schedule.horizon:
-            mus = np.broadcast_to(np.asarray(pending.joint, dtype=np.float64), len(nodes))
-            charge(Charge.of(mus, pending.marginal), current.agreed.terms.attempt)
+        mus = np.broadcast_to(np.asarray(pending.joint, dtype=np.float64), len(nodes))
+        charge(Charge.of(mus, pending.marginal), current.agreed.terms.attempt)
         drive(session, deliver)
         _, record = session.finish()
-        self._next = number + 1
         return Summed(current.summed.total, current.scale, record)

@@ -16,15 +16,14 @@ Participants and weights are public and fixed before anything is uploaded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
+from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.mechanism.clipping import AdaptiveClip
 from niss.methods import CarriedEdges, NoiseHistory
 from niss.randomness import SimStream
 from niss.session.proposal import Setup
@@ -33,82 +32,64 @@ from niss.simulation.exchange import Exchange, Played, Simulated
 from niss.simulation.inputs import Inputs
 from niss.simulation.sections import Sampling
 from niss.simulation.server import Optimizer
-from niss.simulation.training import Trainer, Work, local_work
+from niss.simulation.training import Trainer, local_work
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
 class Federation:
     """What stays the same over the rounds of one run.
 
-    config    the settings, with this run's method as the only one
-    plan      how the clients are protected
-    inputs    the clients with their data, the test data, the model
-    trainer   trains clients and evaluates models
-    exchange  how uploads become a sum: simulated, or by the parties of the real protocol
-    stream    every random number of a simulated run
-    history   what a trusted server remembers of its noise
+    config     the settings, with this run's method as the only one
+    inputs     the clients with their data, the test data, the model
+    trainer    trains clients and evaluates models
+    plan       how the clients are protected
+    stream     every random number of a simulated run
+    sampling   how participants are drawn
+    adaptive   how the clip moves from round to round; None: not at all
+    optimizer  how the sums move the model
+    work       what a client does in a round; runs with the same work are trained together
+    repairing  whether the shares of clients that drop out are taken out of the sum again
+    history    what a trusted server remembers of its noise
+    exchange   how uploads become a sum: simulated, or by the parties of the real protocol
     """
 
-    config: Config
-    plan: Plan
-    inputs: Inputs
-    trainer: Trainer
-    exchange: Exchange
-    stream: SimStream
-    history: NoiseHistory
-
-    @classmethod
-    def of(cls, config: Config, inputs: Inputs, trainer: Trainer) -> Federation:
-        """The federation of the config's one method."""
+    def __init__(self, config: Config, inputs: Inputs, trainer: Trainer) -> None:
         (method,) = config.methods
-        plan, stream = config.plan(method), SimStream(config.seed)
-        exchange: Exchange = Simulated()
+        self.config, self.inputs, self.trainer = config, inputs, trainer
+        self.plan = plan = config.plan(method)
+        self.stream, self.sampling = SimStream(config.seed), config.sampling_of(method)
+        self.adaptive = config.adaptive_clip(method)
+        self.optimizer = Optimizer.of(config.training, plan, config.rounds)
+        self.work = local_work(config)
+        dropouts = config.protocol
+        self.repairing = plan.kind.shares_noise and dropouts.dropout > 0.0 and dropouts.mode == "repair"
+        self.history = NoiseHistory(lambda number: self.stream_of(number).child("noise"))
         # Where no noise is shared there is nothing to exchange.
-        if config.exchange == "protocol" and plan.kind.has_protocol:
-            trainer.ranks.require_one("the parties of the real protocol", field="exchange")
-            size, carries = config.training.participants, plan.kind.carries
-            setup = Setup(
-                plan=plan,
-                rounds=plan.planned_rounds + plan.closing if carries else config.rounds,
-                # Two honest ones. What a small round costs is bounded by mu.
-                participants=size if carries else plan.colluders + 2,
-                mode=config.protocol.mode,
-                coordinates=inputs.layout.size + (config.adaptive_clip(method) is not None),
-                grid_bits=config.protocol.grid_bits,
-                modulus_bits=config.protocol.modulus_bits,
+        real = config.exchange == "protocol" and plan.kind.has_protocol
+        self.exchange: Exchange = self._protocol() if real else Simulated()
+
+    def _protocol(self) -> Played:
+        config, plan, ranks = self.config, self.plan, self.trainer.ranks
+        if ranks.several:
+            raise ConfigError(
+                f"the parties of the real protocol are in one process, and there are {ranks.count}",
+                field="exchange",
+                hint="run it without torchrun, on one GPU or the processor",
             )
-            exchange = Played(setup)
-        history = NoiseHistory(lambda number: stream.child("round", number).child("noise"))
-        return cls(config, plan, inputs, trainer, exchange, stream, history)
-
-    @cached_property
-    def sampling(self) -> Sampling:
-        """How participants are drawn."""
-        return self.config.sampling_of(self.config.methods[0])
-
-    @cached_property
-    def adaptive(self) -> AdaptiveClip | None:
-        """How the clip moves from round to round; None: not at all."""
-        return self.config.adaptive_clip(self.config.methods[0])
-
-    @cached_property
-    def optimizer(self) -> Optimizer:
-        """How the sums move the model."""
-        return Optimizer.of(self.config.training, self.plan, self.config.rounds)
-
-    @cached_property
-    def work(self) -> Work:
-        """What a client does in a round; runs with the same work are trained together."""
-        return local_work(self.config)
-
-    @cached_property
-    def repairing(self) -> bool:
-        """Whether the shares of clients that drop out are taken out of the sum again."""
-        protocol = self.config.protocol
-        return self.plan.kind.shares_noise and protocol.dropout > 0.0 and protocol.mode == "repair"
+        carries = plan.kind.carries
+        setup = Setup(
+            plan=plan,
+            rounds=plan.planned_rounds + plan.closing if carries else config.rounds,
+            # Two honest ones. What a small round costs is bounded by mu.
+            participants=config.training.participants if carries else plan.colluders + 2,
+            mode=config.protocol.mode,
+            coordinates=self.inputs.layout.size + (self.adaptive is not None),
+            grid_bits=config.protocol.grid_bits,
+            modulus_bits=config.protocol.modulus_bits,
+        )
+        return Played(setup)
 
     def stream_of(self, number: int) -> SimStream:
         """Every random number of round `number`, from 0."""
@@ -139,14 +120,13 @@ class Federation:
         """The public randomness of a simulated round."""
         return self.stream_of(number).child("beacon").generator().bytes(32)
 
-    def without(self, plan: RoundPlan, absent: list[int]) -> RoundPlan:
-        """The round without the uploads of these seats, repaired where that is done and clients agree to it.
+    def repairs(self, graph: ShareGraph, absent: Sequence[int]) -> bool:
+        """Whether a round that lost these seats is repaired: where that is done, and clients agree to it.
 
         Where they would refuse, the protocol repairs around those who refuse; here nothing is repaired, which leaves
         more noise.
         """
-        repaired = bool(absent) and self.repairing and can_repair(plan.plan, plan.graph, absent)
-        return plan.with_lost(absent, repaired=repaired)
+        return bool(absent) and self.repairing and can_repair(self.plan, graph, absent)
 
     def beside(self, plan: RoundPlan, history: Sequence[IntArray]) -> RoundPlan:
         """The round with what it needs to know of the rounds beside it; the same where nothing is carried.
@@ -157,9 +137,9 @@ class Federation:
             return plan
         number, before, after = plan.number, None, None
         if number:
-            participants = history[number - 1]
-            absent = self.absent(number - 1, participants.size)
-            repaired = self._was_repaired(number - 1, participants, absent)
+            size = history[number - 1].size
+            absent = self.absent(number - 1, size)
+            repaired = self.repairs(ShareGraph.complete(size), absent)
             before = CarriedEdges(self._carried(number - 1), tuple(absent), repaired)
         if number + 1 < self.plan.planned_rounds + self.plan.closing:
             after = CarriedEdges(self._carried(number))
@@ -168,19 +148,6 @@ class Federation:
     def _carried(self, number: int) -> SimStream:
         """What round `number` carries to the next is drawn from, by both."""
         return self.stream_of(number).child("noise").child("gap")
-
-    def _was_repaired(self, number: int, participants: IntArray, absent: list[int]) -> bool:
-        """Whether an earlier round, which lost these seats, was repaired."""
-        if not absent or not self.repairing:
-            return False
-        plan = self.plan.for_round(
-            participants,
-            weights=1.0 / participants.size,
-            records=1,
-            beacon=self.beacon(number),
-            number=number,
-        )
-        return self.without(plan, absent).repaired
 
 
 def choose_participants(

@@ -11,20 +11,19 @@ import copy
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from niss.accounting import Charge, Ledger, LedgerFile, LedgerHeader, Plan, stated_delta, stated_relation
+from niss.accounting import Charge, Ledger, LedgerFile, LedgerHeader, stated_delta, stated_relation
+from niss.accounting.ledger import LedgerEntry
 from niss.errors import RunFolderError
 from niss.files import CHECKPOINT, LEDGER, METRICS, MODEL, PRIVACY, RESULT, write_atomically, write_json
 from niss.learning import threads
@@ -36,8 +35,8 @@ from niss.simulation.inputs import Inputs
 from niss.simulation.ranks import Ranks
 from niss.simulation.results import RunResult, state_guarantee
 from niss.simulation.round import FinishedRound, begin_round
-from niss.simulation.server import ServerState
-from niss.simulation.training import Trainer
+from niss.simulation.server import FRESH, ServerState
+from niss.simulation.training import Done, Trainer
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,6 @@ class MethodRun:
     config   the settings, with this method as the only one
     folder   where the state is kept, and read back from where the run was begun before; None: nowhere, or by rank 0
     label    what progress calls it, unless by the method's title
-
-    A context manager: while it is open, charges go to the folder's ledger.jsonl.
     """
 
     def __init__(
@@ -105,23 +102,34 @@ class MethodRun:
     ) -> None:
         (self.method,) = config.methods
         self.config, self._folder, self.label = config, folder, label or self.method.title
-        self.federation = Federation.of(config, inputs, trainer)
+        self.federation = Federation(config, inputs, trainer)
         plan = self.federation.plan
         # A target per round promises nothing about the whole training, so it is no budget.
         filtered = plan.calibrated and config.privacy.scope == "training"
-        budget = plan.budget(config.clients) if filtered else None
-        state = Checkpoint(0, inputs.start, Ledger.empty(config.clients, budget))
+        empty = Ledger.empty(config.clients, plan.budget(config.clients) if filtered else None)
+        basis = {"method": plan.kind.name, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
+        self.ledger = RecordedLedger(**vars(empty), basis=basis)
+        self.weights, self.server, self.rounds_done = inputs.start, FRESH, 0
         self.rounds: list[RoundRecord] = []
         with read_by_all(trainer.ranks, folder) as kept:
             if kept is not None:
-                state = kept.load_checkpoint(budget) or state
-                self.rounds = kept.rewind(state.rounds)
-                if state.rounds < config.rounds:
-                    state.ledger.history = kept.charged(state.rounds)
-        self.rounds_done, self.weights, self.ledger = state.rounds, state.weights, state.ledger
-        before = self.rounds[-1].model_noise_variance if self.rounds else 0.0
-        self.server = ServerState.restored(state.server, before)
-        self._open_files = contextlib.ExitStack()
+                self._restore(kept)
+        if 0 < self.rounds_done < config.rounds and self.federation.exchange.real and plan.kind.carries:
+            raise RunFolderError(
+                f"round {self.rounds_done + 1} of a run whose noise is carried over cannot be played on: the keys that "
+                "its clients were announced with are gone with the process that made them",
+                hint="start the run again, or resume runs with exchange = 'simulated'",
+            )
+
+    def _restore(self, kept: CheckpointFolder) -> None:
+        """Go on from the last checkpoint, if the run was not killed before its first."""
+        self.rounds_done, tensors = kept.load_checkpoint()
+        self.rounds = kept.rewind(self.rounds_done)
+        if self.rounds_done:
+            self.weights = tensors.pop("weights")
+            self.server = ServerState.restored(tensors, self.rounds[-1].model_noise_variance)
+            for entry in kept.charged(self.rounds_done):
+                self.ledger.replay(entry)
 
     @property
     def finished(self) -> bool:
@@ -139,49 +147,37 @@ class MethodRun:
             return adaptive.start
         return last.clip if last.below_clip is None else adaptive.after(last.clip, last.below_clip)
 
-    def __enter__(self) -> Self:
-        if not self.finished:
-            basis = charge_basis(self.federation.plan)
-            self.ledger = RecordedLedger(
-                **vars(self.ledger), file=self._open_ledger(), rounds=self.rounds_done, basis=basis
-            )
-        return self
-
-    def _open_ledger(self) -> LedgerFile | None:
-        """The folder's ledger.jsonl, rewound to the checkpoint: a simulated upload has not really left, and its round
-        is played again. A real client never rewinds its ledger.
-
-        The delta in its header is for a client that takes part in as many rounds as it can; where the protocol is
-        played, with what its grid costs.
+    @contextlib.contextmanager
+    def charging(self) -> Iterator[None]:
+        """While it is open, charges go to the folder's ledger.jsonl, rewound to the checkpoint: a simulated upload has
+        not really left, and its round is played again. A real client never rewinds its ledger.
         """
-        if self._folder is None:
-            return None
-        path, plan, ledger = self._folder.path / LEDGER, self.federation.plan, self.ledger
-        if self.rounds_done:
-            return self._open_files.enter_context(LedgerFile.open(path))
-        path.unlink(missing_ok=True)
-        delta = stated_delta(plan, self.config.most_participations)
-        on_grid = self.federation.exchange.real
-        file = LedgerFile.create(
-            path,
-            LedgerHeader(
-                run=f"{self.config.name}/{self.method.title}",
-                budgets={
-                    str(client): None if ledger.budget is None else float(ledger.budget[client])
-                    for client in range(self.config.clients)
-                },
-                delta=delta,
-                unit=plan.unit,
-                relation=stated_relation(plan),
-                delta_failure=max(delta - plan.gaussian_delta - (0.0 if on_grid else plan.grid_delta), 0.0),
-            ),
-        )
-        return self._open_files.enter_context(file)
+        if self._folder is None or self.finished:
+            yield
+            return
+        path = self._folder.path / LEDGER
+        if not self.rounds_done:
+            path.unlink(missing_ok=True)
+        with LedgerFile.open(path) if self.rounds_done else LedgerFile.create(path, self._header()) as file:
+            self.ledger.file = file
+            yield
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open_files.close()
+    def _header(self) -> LedgerHeader:
+        """The delta is for a client that takes part in as many rounds as it can; where the protocol is played, with
+        what its grid costs.
+        """
+        plan, config, budget = self.federation.plan, self.config, self.ledger.budget
+        delta = stated_delta(plan, config.most_participations(config.training.sampling))
+        grid = 0.0 if self.federation.exchange.real else plan.grid_delta
+        budgets = [None] * config.clients if budget is None else budget.tolist()
+        return LedgerHeader(
+            run=f"{config.name}/{self.method.title}",
+            budgets={str(client): budget for client, budget in enumerate(budgets)},
+            delta=delta,
+            unit=plan.unit,
+            relation=stated_relation(plan),
+            delta_failure=max(delta - plan.gaussian_delta - grid, 0.0),
+        )
 
     def record(self, done: FinishedRound, seconds: float) -> None:
         """Take over what a round left behind: in memory, then its lines in the files, then the checkpoint."""
@@ -190,9 +186,7 @@ class MethodRun:
         if self._folder is not None:
             self._folder.append_diagnostics(done.record.round, done.zeroed_updates)
             self._folder.append_round(done.record, seconds)
-            self._folder.save_checkpoint(
-                Checkpoint(self.rounds_done, self.weights, self.ledger, self.server.tensors)
-            )
+            self._folder.save_checkpoint(self.rounds_done, {"weights": self.weights, **self.server.tensors})
 
     def conclude(self) -> RunResult:
         """Make the statement, and write it down with the final model; result.json comes last."""
@@ -207,7 +201,8 @@ class MethodRun:
             kappa=self.federation.plan.kappa,
         )
         if folder is not None:
-            folder.save_model(result.state_dict)
+            contiguous = {name: tensor.contiguous() for name, tensor in result.state_dict.items()}
+            write_atomically(folder.path / MODEL, save(contiguous))
             write_json(folder.path / PRIVACY, result.statement.to_json())
             write_json(folder.path / RESULT, result.summary)
         return result
@@ -227,7 +222,7 @@ def play_runs(
         progress = on_round = None
     with contextlib.ExitStack() as stack, threads(runs[0].config.training.threads):
         for one in runs:
-            stack.enter_context(one)
+            stack.enter_context(one.charging())
         while waiting := [one for one in runs if not one.finished]:
             first = min(waiting, key=lambda one: one.rounds_done)
             alike = [
@@ -276,82 +271,54 @@ def _play_round(
 
 def _client_progress(
     runs: Sequence[MethodRun], turn: Sequence[MethodRun], clients: int, progress: Progress | None
-) -> Callable[[int], None] | None:
+) -> Done | None:
     """A function that tells `progress.training`, where there is such a method, of clients newly done."""
     tell = getattr(progress, "training", None)
     if tell is None:
         return None
-    titles, done = tuple(one.label for one in turn), 0
+    titles, done = tuple(one.label for one in turn), 0.0
     number, rounds = turn[0].rounds_done + 1, turn[0].config.rounds
 
-    def count(more: int) -> None:
+    def count(more: float) -> None:
         nonlocal done
         done += more
-        tell(TrainingEvent(titles, len(runs), number, rounds, done, clients))
+        tell(TrainingEvent(titles, len(runs), number, rounds, round(done), clients))
 
     return count
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The state after `rounds` whole rounds: weights of the global model, what each client has spent, and what the
-    server's optimiser remembers, by name (`ServerState.tensors`)."""
-
-    rounds: int
-    weights: Tensor
-    ledger: Ledger
-    server: dict[str, Tensor] = field(default_factory=dict)
 
 
 class CheckpointFolder(RunFolder):
     """The folder of a simulated run, which goes on from the checkpoints in it."""
 
-    def charged(self, rounds: int) -> list[NDArray[np.int64]]:
-        """The participants of each of that many rounds, from the ledger, which is cut back to them."""
-        if not rounds:
-            return []
-        _rewind_ledger(self.path / LEDGER, rounds)
-        with LedgerFile.open(self.path / LEDGER) as file:
-            return [np.array(sorted(map(int, entry.charges)), dtype=np.int64) for entry in file.entries]
+    def charged(self, rounds: int) -> tuple[LedgerEntry, ...]:
+        """What was charged in each of that many rounds, from the ledger, which is cut back to them."""
+        path = self.path / LEDGER
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        # The header, and one line a round.
+        if len(lines) <= rounds:
+            raise other_rounds(path, max(len(lines) - 1, 0), rounds)
+        if len(lines) > rounds + 1:
+            # A prefix of a hash chain is a hash chain.
+            write_atomically(path, b"".join(lines[: rounds + 1]))
+        return LedgerFile.read(path).entries
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint of an earlier round."""
-        ledger = checkpoint.ledger
-        tensors = {
-            "weights": checkpoint.weights,
-            "joint_squared": torch.from_numpy(ledger.joint_squared),
-            "marginal_squared": torch.from_numpy(ledger.marginal_squared),
-            "participations": torch.from_numpy(ledger.participations),
-            **checkpoint.server,
-        }
-        write_atomically(self.path / CHECKPOINT, save(tensors, {"rounds": str(checkpoint.rounds)}))
+    def save_checkpoint(self, rounds: int, tensors: dict[str, Tensor]) -> None:
+        """Replace the checkpoint of an earlier round: the global model, and what the server remembers."""
+        write_atomically(self.path / CHECKPOINT, save(tensors, {"rounds": str(rounds)}))
 
-    def load_checkpoint(self, budget: NDArray[np.float64] | None) -> Checkpoint | None:
-        """The last checkpoint, or None if the run was killed before its first; the budget follows from the plan."""
+    def load_checkpoint(self) -> tuple[int, dict[str, Tensor]]:
+        """After how many rounds the last checkpoint was made, and what is in it."""
         path = self.path / CHECKPOINT
         if not path.exists():
-            return None
+            return 0, {}
         try:
             with safe_open(path, framework="pt") as file:
-                rounds = int(file.metadata()["rounds"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                return int(file.metadata()["rounds"]), tensors
         except (SafetensorError, KeyError, ValueError) as error:
             raise RunFolderError(
                 f"{path} is damaged: {error}", hint="start the run again in a new folder"
             ) from None
-        ledger = Ledger(
-            tensors["joint_squared"].numpy(),
-            tensors["marginal_squared"].numpy(),
-            tensors["participations"].numpy(),
-            budget,
-        )
-        server = {name: tensor for name, tensor in tensors.items() if name.startswith("server_")}
-        return Checkpoint(rounds, tensors["weights"], ledger, server)
-
-    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write the final model, by parameter name."""
-        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_atomically(self.path / MODEL, save(contiguous))
 
 
 @contextlib.contextmanager
@@ -363,7 +330,7 @@ def read_by_all(ranks: Ranks, folder: CheckpointFolder | None) -> Iterator[Check
     names = (CHECKPOINT, METRICS, LEDGER)
     paths = {} if folder is None else {name: folder.path / name for name in names}
     contents = {
-        name: ranks.from_first(path.read_bytes() if (path := paths.get(name)) and path.exists() else b"")
+        name: ranks.from_all(path.read_bytes() if (path := paths.get(name)) and path.exists() else b"")[0]
         for name in names
     }
     if ranks.first:
@@ -380,19 +347,16 @@ def read_by_all(ranks: Ranks, folder: CheckpointFolder | None) -> Iterator[Check
 class RecordedLedger(Ledger):
     """A ledger in memory that writes every charge through to `ledger.jsonl`, one line a round.
 
-    file    where charges go; None keeps them in memory only
-    rounds  rounds charged so far
-    basis   what the charges assume, written beside each
+    file   where charges go; None keeps them in memory only
+    basis  what the charges assume, in a few words, written beside each for whoever reads it without the manifest
     """
 
     file: LedgerFile | None = None
-    rounds: int = 0
     basis: dict[str, Any] = field(default_factory=dict)
 
     def charge(self, participants: NDArray[np.int64], charge: Charge, attempt: int = 0) -> None:
         """Charge a round in memory, then on disk: both before its uploads are summed."""
         super().charge(participants, charge, attempt)
-        self.rounds += 1
         if self.file is not None:
             joint = np.broadcast_to(charge.mu2, participants.shape).tolist()
             marginal = np.broadcast_to(charge.marginal_mu2, participants.shape).tolist()
@@ -400,22 +364,15 @@ class RecordedLedger(Ledger):
                 str(client): Charge(_or_infinite(mu2), _or_infinite(marginal_mu2))
                 for client, mu2, marginal_mu2 in zip(participants.tolist(), joint, marginal, strict=True)
             }
-            self.file.charge(self.rounds, attempt, charges, self.basis)
+            self.file.charge(len(self.history), attempt, charges, self.basis)
 
-
-def charge_basis(plan: Plan) -> dict[str, Any]:
-    """What the charges of a run assume, in a few words, for whoever reads the ledger without the manifest."""
-    return {"method": plan.kind.name, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
-
-
-def _rewind_ledger(path: Path, rounds: int) -> None:
-    """Cut the ledger back to that many rounds; a prefix of a hash chain is a hash chain."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    # The header, and one line a round.
-    if len(lines) <= rounds:
-        raise other_rounds(path, max(len(lines) - 1, 0), rounds)
-    if len(lines) > rounds + 1:
-        write_atomically(path, b"".join(lines[: rounds + 1]))
+    def replay(self, entry: LedgerEntry) -> None:
+        """Charge again, in memory alone, what is on disk."""
+        charges = sorted((int(client), charge) for client, charge in entry.charges.items())
+        joint, marginal = (
+            np.array([getattr(charge, name) for _, charge in charges]) for name in ("mu2", "marginal_mu2")
+        )
+        super().charge(np.array([client for client, _ in charges]), Charge(joint, marginal))
 
 
 def _or_infinite(mu2: float) -> float:

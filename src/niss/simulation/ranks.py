@@ -11,7 +11,7 @@ Sums go through gloo, on GPUs too: rows are summed where they were made, and one
 one process only the order of summation differs; with the same number of ranks nothing does.
 
 A rank that fails leaves the group at once, and the others end with a `RanksError`; which rank it was, and why, is said
-by that rank and by the launcher.
+by that rank and by the launcher. For one that hangs the others wait half an hour, as gloo does.
 
 Ranks trust each other, and gloo's connections are neither encrypted nor authenticated: they belong on a network of
 their own.
@@ -26,8 +26,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +38,8 @@ from niss.simulation.uploads import Seats
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-TIMEOUT = 1800.0
-"""Seconds that a rank waits for the others before it gives up; `NISS_RANK_TIMEOUT` sets another number."""
 
-
-@dataclass(frozen=True)
-class Rank:
-    """Which process this is of those started together.
-
-    number, count              from 0, and how many there are
-    local_number, local_count  the same among those on its own machine
-    """
-
-    number: int = 0
-    count: int = 1
-    local_number: int = 0
-    local_count: int = 1
-
-
-def rank_in(environment: Mapping[str, str]) -> Rank | None:
+def rank_in(environment: Mapping[str, str]) -> Ranks | None:
     """What torchrun (or any launcher that sets the same variables) says; None where this is the only process."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
@@ -73,31 +54,25 @@ def rank_in(environment: Mapping[str, str]) -> Rank | None:
             field="RANK",
             hint="start niss with torchrun, or unset them",
         )
-    return Rank(number, count, *local) if count > 1 else None
+    return Ranks(number, count, *local) if count > 1 else None
 
 
 class Ranks:
-    """The processes of one run, seen from one of them, `own`.
+    """The processes of one run, seen from one of them.
 
-    group    of torch.distributed, that sums are made in; None: that of all processes
-    count    how many there are
-    several  whether this process is not the only one
-    first    whether this is rank 0, which writes the folder and reports progress
+    number, count              of this process, from 0, and how many there are
+    local_number, local_count  the same among those on its own machine
+    several                    whether this process is not the only one
+    first                      whether this is rank 0, which writes the folder and reports progress
+    group                      of torch.distributed, that sums are made in; None: that of all processes
     """
 
-    def __init__(self, own: Rank, group: Any = None) -> None:
-        self.own, self.count, self._group = own, own.count, group
-        self.several, self.first = own.count > 1, own.number == 0
-        self._history, self._has_left = 0.0, False
+    group: Any = None
 
-    def require_one(self, what: str, *, field: str) -> None:
-        """Refuse something that a single process has to do."""
-        if self.several:
-            raise ConfigError(
-                f"{what} are in one process, and there are {self.count}",
-                field=field,
-                hint="run it without torchrun, on one GPU or the processor",
-            )
+    def __init__(self, number: int, count: int, local_number: int, local_count: int) -> None:
+        self.number, self.count, self.several, self.first = number, count, count > 1, number == 0
+        self.local_number, self.local_count = local_number, local_count
+        self._history, self._has_left = 0.0, False
 
     def deal(self, loads: Sequence[int]) -> IntArray:
         """The numbers of the jobs that this rank does, in ascending order: the largest first, each to who has least."""
@@ -106,13 +81,13 @@ class Ranks:
         for job in sorted(range(len(loads)), key=lambda number: (-loads[number], number)):
             load, rank = heapq.heappop(ranks)
             heapq.heappush(ranks, (load + loads[job], rank))
-            if rank == self.own.number:
+            if rank == self.number:
                 mine.append(job)
         return np.array(sorted(mine), dtype=np.int64)
 
     def seats(self, count: int) -> Seats:
         """Of so many seats without anything to train, those of this rank."""
-        return Seats(count, np.arange(self.own.number, count, self.count))
+        return Seats(count, np.arange(self.number, count, self.count))
 
     def note(self, digest: int) -> None:
         """Remember something that all ranks must have in common; the next `pool` fails where they do not.
@@ -124,24 +99,22 @@ class Ranks:
 
     def pool(self, *parts: FloatArray) -> tuple[FloatArray, ...]:
         """Each of these vectors summed over all ranks: the same bits on all of them, and in every repetition."""
+        if not self.several:
+            return parts
         import torch
         from torch import distributed
 
         buffer = np.concatenate([[self._history], *parts], dtype=np.float64)
         tensor = torch.from_numpy(buffer)
         # A sum made by everyone need not have the same bits everywhere: rank 0 makes it, and sends it out.
-        self._together(lambda: distributed.reduce(tensor, 0, group=self._group, async_op=True))
-        self._together(lambda: distributed.broadcast(tensor, 0, group=self._group, async_op=True))
+        self._together(lambda: distributed.reduce(tensor, 0, group=self.group, async_op=True))
+        self._together(lambda: distributed.broadcast(tensor, 0, group=self.group, async_op=True))
         if buffer[0] != self.count * self._history:
             raise RanksError(
                 "the ranks do not train the same clients from the same weights",
                 hint="run the same niss on machines of the same kind",
             )
         return tuple(np.split(buffer[1:], np.cumsum([part.size for part in parts])[:-1]))
-
-    def from_first(self, content: bytes) -> bytes:
-        """What rank 0 gives here."""
-        return self._from_rank(0, content)
 
     def from_all(self, content: bytes) -> list[bytes]:
         """What each rank gives here."""
@@ -153,15 +126,13 @@ class Ranks:
         import torch
         from torch import distributed
 
-        mine = rank == self.own.number
+        mine = rank == self.number
         size = torch.tensor([len(content) if mine else 0])
-        self._together(lambda: distributed.broadcast(size, rank, group=self._group, async_op=True))
-        if not size.item():
-            return b""
+        self._together(lambda: distributed.broadcast(size, rank, group=self.group, async_op=True))
         data = np.frombuffer(content, dtype=np.uint8).copy() if mine else np.empty(int(size), dtype=np.uint8)
-        self._together(
-            lambda: distributed.broadcast(torch.from_numpy(data), rank, group=self._group, async_op=True)
-        )
+        if data.size:
+            sent = torch.from_numpy(data)
+            self._together(lambda: distributed.broadcast(sent, rank, group=self.group, async_op=True))
         return data.tobytes()
 
     def leave(self) -> None:
@@ -171,12 +142,7 @@ class Ranks:
 
             self._has_left = True
             with contextlib.suppress(Exception):
-                distributed.destroy_process_group(self._group)
-
-    def require_here(self) -> None:
-        """Refuse to go on after `leave`."""
-        if self._has_left:
-            raise RanksError("this rank left the others with an earlier error", hint="start all ranks again")
+                distributed.destroy_process_group(self.group)
 
     def _together(self, begin: Callable[[], Any]) -> None:
         """Begin something that all ranks do together and wait for it, open to signals."""
@@ -188,10 +154,10 @@ class Ranks:
             work.wait()
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise RanksError(f"rank {self.own.number} lost another rank: {reason}") from None
+            raise RanksError(f"rank {self.number} lost another rank: {reason}") from None
 
 
-ALONE = Ranks(Rank())
+ALONE = Ranks(0, 1, 0, 1)
 """One process that does everything."""
 
 _joined: Ranks | None = None
@@ -220,21 +186,20 @@ def joined(folder: str | Path | None = None) -> Iterator[Ranks]:
         raise
 
 
-def _join(own: Rank) -> Ranks:
+def _join(own: Ranks) -> Ranks:
     """Meet the others, once in the life of a process."""
     global _joined
     if _joined is not None:
-        _joined.require_here()
+        if _joined._has_left:
+            raise RanksError("this rank left the others with an earlier error", hint="start all ranks again")
         return _joined
     from torch import distributed
 
-    wait = timedelta(seconds=_timeout())
     try:
         if distributed.is_initialized():
-            group = distributed.new_group(backend="gloo", timeout=wait)
+            own.group = distributed.new_group(backend="gloo")
         else:
-            distributed.init_process_group("gloo", timeout=wait)
-            group = None
+            distributed.init_process_group("gloo")
     except ValueError as error:
         raise ConfigError(
             f"MASTER_ADDR and MASTER_PORT say where rank 0 is: {error}",
@@ -243,20 +208,9 @@ def _join(own: Rank) -> Ranks:
         ) from None
     except RuntimeError as error:
         raise RanksError(f"the {own.count} ranks did not meet: {str(error).splitlines()[0]}") from None
-    _joined = Ranks(own, group)
-    atexit.register(_joined.leave)
-    return _joined
-
-
-def _timeout() -> float:
-    given = os.environ.get("NISS_RANK_TIMEOUT", "")
-    try:
-        seconds = float(given) if given else TIMEOUT
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < 1e6:
-        raise ConfigError(f"must be seconds, not {given!r}", field="NISS_RANK_TIMEOUT")
-    return seconds
+    _joined = own
+    atexit.register(own.leave)
+    return own
 
 
 def require_same(ranks: Ranks, **facts: Any) -> dict[str, list[Any]]:

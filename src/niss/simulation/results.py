@@ -205,7 +205,7 @@ def _outsider(federation: Federation, rounds: Rounds) -> OutsiderClaim | None:
         clients=config.clients,
         participants=config.training.participants,
         delta=plan.delta,
-        participations=min(config.most_participations_by(sampling), len(mus)) if capped else None,
+        participations=min(config.most_participations(sampling), len(mus)) if capped else None,
         alike=config.training.weights == "equal" and _same_noise(plan),
     )
 

@@ -25,7 +25,7 @@ from niss.methods import mu_of
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
 from niss.simulation.federation import Federation, aggregation_weights
-from niss.simulation.server import FRESH, ServerState
+from niss.simulation.server import ServerState
 from niss.simulation.uploads import Clipping, Uploads
 
 IntArray = NDArray[np.int64]
@@ -37,12 +37,12 @@ def begin_round(
     weights: Tensor,
     ledger: Ledger,
     number: int,
-    clip: float | None = None,
-    server: ServerState = FRESH,
+    clip: float | None,
+    server: ServerState,
 ) -> OpenRound:
     """The first half of round `number` (from 0): who takes part, with which weight, and the noise that needs.
 
-    `weights` are those of the global model; the clip is the plan's unless another is given; `server` is what the server
+    `weights` are those of the global model; the clip is the plan's where it is None; `server` is what the server
     remembers of earlier rounds. Nothing is charged yet; the ledger only says who can afford a round.
     """
     plan, clients, history = federation.plan, federation.inputs.clients, ledger.history
@@ -72,10 +72,19 @@ def begin_round(
         cap=training.size_cap,
         expected=training.participants if federation.sampling == "poisson" else None,
     )
-    opened = OpenRound(
-        federation, plan, ledger, number, weights, participants, public_weights, server, nobody
+    round_plan = None
+    if not federation.exchange.real:
+        round_plan = plan.for_round(
+            participants,
+            weights=public_weights,
+            records=clients.sizes[participants],
+            beacon=federation.beacon(number),
+            number=number,
+        )
+        round_plan = federation.beside(round_plan, history)
+    return OpenRound(
+        federation, plan, ledger, number, weights, participants, public_weights, server, nobody, round_plan
     )
-    return replace(opened, round_plan=federation.exchange.prepare(opened))
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ class OpenRound:
     server          what the server remembers of earlier rounds
     nobody          a secret draw found nobody: the update of the one seat counts nothing
     round_plan      the noise of each seat and what it promises; None where the real protocol decides
+    closing         one more round, without data, which takes out what the last one carried
     """
 
     federation: Federation
@@ -117,7 +127,8 @@ class OpenRound:
     public_weights: FloatArray
     server: ServerState
     nobody: bool
-    round_plan: RoundPlan | None = None
+    round_plan: RoundPlan | None
+    closing: bool = False
 
     @property
     def stream(self) -> SimStream:
@@ -166,19 +177,22 @@ class OpenRound:
         summed = exchange.play(self, uploads, absent)
         record, noise = summed.record, summed.record.noise
         total = summed.total
-        if ranks.several:
-            total, bare, diverged = ranks.pool(total, bare, np.array([float(zeroed)]))
-            zeroed = int(diverged[0])
+        total, bare, diverged = ranks.pool(total, bare, np.array([float(zeroed)]))
         if record.void:
             total, bare = np.zeros_like(total), np.zeros_like(total)
         measured = float(np.mean((total - bare) ** 2))
         carried = config.training.server_rate**2 * record.carried_variance
         if plan.closing and number + 1 == plan.planned_rounds:
-            cohort = federation.participants(number + 1, self.ledger.history)
-            closed, left = exchange.close(self, uploads, cohort, federation.absent(number + 1, cohort.size))
-            if ranks.several:
-                (closed,) = ranks.pool(closed)
-            total, noise, carried = total + closed, noise.joined(left), 0.0
+            last = self._closing_round()
+            size = last.participants.size
+            closed = exchange.play(
+                last, uploads.blank(ranks.seats(size)), federation.absent(number + 1, size)
+            )
+            total, noise, carried = (
+                total + ranks.pool(closed.total)[0],
+                noise.joined(closed.record.noise),
+                0.0,
+            )
         total = total * summed.scale
         below = None
         if adaptive is not None:
@@ -209,7 +223,15 @@ class OpenRound:
             accuracy=None if tested is None else tested.accuracy,
             loss=None if tested is None else tested.loss,
         )
-        return FinishedRound(record, weights, server, zeroed)
+        return FinishedRound(record, weights, server, int(diverged[0]))
+
+    def _closing_round(self) -> OpenRound:
+        """One more round after this one, the last."""
+        number, history = self.number + 1, self.ledger.history
+        cohort, plan = self.federation.participants(number, history), self.round_plan
+        if plan is not None:
+            plan = self.federation.beside(replace(plan, participants=cohort, number=number), history)
+        return replace(self, number=number, participants=cohort, round_plan=plan, closing=True)
 
     @property
     def outlook(self) -> Outlook | None:

@@ -159,7 +159,7 @@ def _begun(path: Path, ranks: Ranks) -> dict[str, Any]:
         raise RunFolderError(
             f"{path / MANIFEST} is not the manifest of a run", hint="give the folder of an earlier run"
         )
-    manifest: dict[str, Any] = json.loads(ranks.from_first(json.dumps(found).encode()))
+    manifest: dict[str, Any] = json.loads(ranks.from_all(json.dumps(found).encode())[0])
     return manifest
 
 

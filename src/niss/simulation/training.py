@@ -34,8 +34,9 @@ Examples = tuple[Tensor, Tensor]
 Work = LocalTraining | ClippedStep
 """What a client does in a round."""
 
-Done = Callable[[int], None]
-"""Called now and then while clients train, with the number of clients that were finished since the last call."""
+Done = Callable[[float], None]
+"""Called now and then while clients train, with the number of clients that were finished since the last call: of all
+ranks, which are about equally far."""
 
 TOGETHER_BYTES = 512 * 2**20
 """Methods are trained together as long as their updates fit into this much memory of the processor."""
@@ -85,7 +86,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.ranks, self._row_bytes = ranks, inputs.start.nbytes
         device, workers = _device(training.device, ranks), training.workers
         if workers is None and ranks.several:
-            workers = max(available_cores() // ranks.own.local_count, 1)
+            workers = max(available_cores() // ranks.local_count, 1)
         self._cohort = Cohort(
             copy.deepcopy(inputs.module),
             inputs.layout,
@@ -130,8 +131,12 @@ class Trainer(AbstractContextManager["Trainer"]):
         if self.ranks.several:
             mine = self.ranks.deal([len(job.samples) for job in jobs])
             self.ranks.note(_digest_of(jobs))
-            done = _in_proportion(done, len(jobs), mine.size)
-        rows = self._cohort.train_in_place([jobs[job] for job in mine], work, progress=done)
+
+        def progress(finished: int) -> None:
+            if done is not None:
+                done(finished * len(jobs) / mine.size)
+
+        rows = self._cohort.train_in_place([jobs[job] for job in mine], work, progress=progress)
         ends = np.cumsum([0] + [len(request) for request in requests])
         seats = [
             Seats(int(end - start), mine[(mine >= start) & (mine < end)] - start)
@@ -203,10 +208,10 @@ def _device(wanted: str, ranks: Ranks) -> str:
             )
         return device
     # A launcher may have given each process a GPU of its own, which is then the only one that it sees.
-    number = 0 if found == 1 else ranks.own.local_number
+    number = 0 if found == 1 else ranks.local_number
     if number >= found:
         raise ConfigError(
-            f"there are {ranks.own.local_count} ranks on this machine and {found} GPUs",
+            f"there are {ranks.local_count} ranks on this machine and {found} GPUs",
             field="training.device",
             hint="start as many processes as there are GPUs, or train with training.device=cpu",
         )
@@ -220,19 +225,3 @@ def _digest_of(jobs: Sequence[Job]) -> int:
     for start in {id(job.start): job.start for job in jobs}.values():
         digest = zlib.crc32(start.numpy().tobytes(), digest)
     return digest
-
-
-def _in_proportion(done: Done | None, clients: int, mine: int) -> Done | None:
-    """Told of this rank's clients, tells `done` of so many of all: the ranks are about equally far."""
-    if done is None:
-        return None
-    finished = told = 0
-
-    def count(more: int) -> None:
-        nonlocal finished, told
-        finished += more
-        newly = finished * clients // mine - told
-        told += newly
-        done(newly)
-
-    return count
