@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from starlette.types import ASGIApp
+
 from fuzz.driver import Feed, Target
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
 from niss.tracker.auth import sign_request
 from niss.tracker.databases import SqliteStore
-from niss.tracker.gate import App
 from niss.tracker.options import TrackerSettings
 from niss.tracker.service import Tracker
 from tracker.harness import Member, member, members
@@ -86,7 +87,7 @@ class Call:
 class World:
     """A tracker with a few clients, two of which belong to a coalition, and what is said to it."""
 
-    def __init__(self, app: App, tracker: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: ASGIApp, tracker: bytes, loop: asyncio.AbstractEventLoop) -> None:
         self._app, self._tracker, self._loop = app, tracker, loop
         self.server = member(0, "server")
         self.clients = members(5)

@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore
 from niss.protocol.messages import Beacon, Prekey, Terms
+from niss.tracker.api import Attempt, CommitmentBody, SeatsWanted
 from niss.tracker.auth import sign_request
 from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
 from niss.tracker.store import TrackerStore
-from niss.tracker.values import Attempt, Release, SeatRequest
 from support.protocol_round import seeded_entropy
 
 REDIS_MISSING = "the Redis store is not tested: apt-get install redis-server, pip install redis"
@@ -109,7 +109,7 @@ class Scene:
             monotonic=lambda: self.now,
             **self._given,
         )
-        self.rounds, self.members = self.tracker.rounds, self.tracker.members
+        self.rounds = self.tracker.rounds
 
     def crash(self) -> None:
         self.store.close()
@@ -117,16 +117,16 @@ class Scene:
 
     def enrol(self, many: Sequence[Member], prekeys: int = 4) -> None:
         for one in many:
-            self.members.register(one.public, one.batch(prekeys), None)
+            self.tracker.register(one.public, one.batch(prekeys), None)
 
     def seat(self, many: Sequence[Member], number: int = 0, attempt: int = 0, **more: Any) -> RoundView:
-        request = SeatRequest(tuple(one.public for one in many), **more)
+        request = SeatsWanted(members=[one.public for one in many], **more)
         return self.rounds.seat(SERVER.public, Attempt(RUN, number, attempt), request)
 
     def let_out(
         self, commitment: bytes, number: int = 0, attempt: int = 0, *, neighbours: float | None = None
     ) -> Beacon:
-        wanted = Release(commitment, neighbours)
+        wanted = CommitmentBody(commitment=commitment, neighbours=neighbours)
         return self.rounds.beacon(SERVER.public, Attempt(RUN, number, attempt), wanted)
 
 

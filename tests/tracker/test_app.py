@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from niss.tracker.api import Attempt
 from niss.tracker.app import make_app
-from niss.tracker.values import Attempt
 from tracker.harness import RUN, SERVER, Member, Scene, ask_app, members
 
 MANY = members(6)
@@ -120,7 +120,7 @@ def test_neighbours_are_told_to_those_who_sit_there_once_the_beacon_is_out(
     for number, neighbours in ((0, 2.0), (2, None), (3, None)):
         view = scene.seat(MANY[:5], number)
         if number < 3:
-            scene.let_out(view.seats.hash + bytes(32), number, neighbours=neighbours)
+            scene.let_out(view.hash + bytes(32), number, neighbours=neighbours)
     answered, shown = ask_app(make_app(scene.tracker), "GET", where, by=by, **changes)
     assert answered == status
     if status == 200:

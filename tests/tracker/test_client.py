@@ -14,10 +14,10 @@ import pytest
 
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import encode_prekey
+from niss.tracker.auth import LIST_PURPOSE, list_message
 from niss.tracker.client import Connection, TrackerClient, TrackerRefused, TrackerUnavailable
-from niss.tracker.rounds import LIST_PURPOSE, RoundView, SeatList, list_message
-from niss.tracker.service import OwnChains
-from niss.tracker.values import pack_participants
+from niss.tracker.rounds import OwnChains, RoundView
+from niss.tracker.store import Seating
 from tracker.harness import RUN, TRACKER, free_port, member, members
 
 KEYS = {"tracker": TRACKER.public.hex(), "holder": TRACKER.public.hex(), "server": member(0).public.hex()}
@@ -174,17 +174,20 @@ def test_an_anchor_the_holder_did_not_sign_for_this_run_is_refused(stub: Stub, l
             line.run(RUN)
 
 
-def listed(link: int) -> tuple[dict[str, Any], SeatList]:
-    packed = pack_participants([(one.public, encode_prekey(one.batch(1)[0])) for one in members(3)])
-    seats = SeatList(packed, lambda found: TRACKER.sign(LIST_PURPOSE, list_message(RUN, link, found)))
-    return json.loads(RoundView(seats, None, None).list_json), seats
+def listed(link: int) -> tuple[dict[str, Any], Seating]:
+    packed = b"".join(one.public + encode_prekey(one.batch(1)[0]) for one in members(3))
+    seating = Seating(bytes(32), packed)
+    view = RoundView(
+        seating, lambda found: TRACKER.sign(LIST_PURPOSE, list_message(RUN, link, found)), None, None
+    )
+    return json.loads(view.list_json), seating
 
 
 def test_a_list_is_believed_only_as_the_tracker_signed_it(stub: Stub, line: TrackerClient) -> None:
     path = f"/v1/runs/{RUN.hex()}/rounds/0/attempts/1/participants"
-    shown, seats = listed(link=2)
+    shown, seating = listed(link=2)
     stub.answers[path] = shown
-    assert line.participants(RUN, 0, 1) == seats.participants
+    assert line.participants(RUN, 0, 1) == seating.participants()
     stub.answers[path] = shown | {"participants": shown["participants"][::-1]}
     with pytest.raises(RemoteProtocolError, match="'participants'"):
         line.participants(RUN, 0, 1)

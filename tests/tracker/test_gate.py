@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from niss.tracker.auth import Refused
-from niss.tracker.gate import Gate, Metrics, Receive, Scope, Send, log, start_logging
-from niss.tracker.values import Counts
+from niss.tracker.gate import Gate, Metrics, log, start_logging
+from niss.tracker.store import Counts
 
 
 def ask(
@@ -92,7 +93,7 @@ def test_invented_methods_do_not_become_labels() -> None:
 
 def test_a_refusal_says_when_to_come_back() -> None:
     async def busy(*_: Any) -> None:
-        raise Refused(429, "too often", retry_after=0.3)
+        raise Refused(429, None, "too often", None, retry_after=0.3)
 
     status, body, headers = ask(busy, chunks(b""))
     assert (status, headers["retry-after"]) == (429, "1")

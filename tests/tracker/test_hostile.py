@@ -35,11 +35,11 @@ def degenerate(one: Member, number: int) -> Prekey:
 def test_degenerate_keys_are_neither_registered_nor_deposited(scene: Scene) -> None:
     one, tracker = member(1), scene.tracker
     with pytest.raises(Refused, match="degenerate") as refused:
-        tracker.members.register(one.public, (*one.batch(1), degenerate(one, 1)), None)
+        tracker.register(one.public, (*one.batch(1), degenerate(one, 1)), None)
     assert refused.value.status == 422
-    tracker.members.register(one.public, one.batch(1), None)
+    tracker.register(one.public, one.batch(1), None)
     with pytest.raises(Refused, match="degenerate"):
-        tracker.members.deposit(SERVER.public, one.public, (degenerate(one, 5),))
+        tracker.deposit(SERVER.public, one.public, (degenerate(one, 5),))
 
 
 def in_thread(work: Any) -> Any:
@@ -56,10 +56,11 @@ def test_counting_does_not_wait_for_the_store(scene: Scene) -> None:
     tracker, store = scene.tracker, scene.store
     assert isinstance(store, SqliteStore)
     one = member(1)
-    tracker.members.register(one.public, one.batch(2), None)
+    tracker.register(one.public, one.batch(2), None)
+    scene.now += 2  # The count before that is too old by now.
 
     def change(_change: object) -> None:
-        assert in_thread(tracker.gauges).prekeys == 2
+        assert in_thread(tracker.counts).prekeys == 2
         in_thread(store.ping)
 
     store._change(change)
@@ -75,13 +76,13 @@ def test_those_who_ask_for_metrics_share_one_count(scene: Scene, monkeypatch: py
 
     monkeypatch.setattr(tracker.store, "counts", count)
     for _ in range(50):
-        tracker.gauges()
+        tracker.counts()
     assert len(counted) == 1
     scene.now += 5
-    with tracker._gauging:
-        in_thread(tracker.gauges)
+    with tracker._counting:
+        in_thread(tracker.counts)
     assert len(counted) == 1
-    tracker.gauges()
+    tracker.counts()
     assert len(counted) == 2
 
 
@@ -93,8 +94,8 @@ def listening(folder: Path) -> Iterator[int]:
     )
     store = SqliteStore(folder / "a.db", durable=False)
     made = Tracker(store, member(0, "tracker").identity, server=chosen.server, settings=TrackerSettings())
-    running = serve._Server(serve._config(chosen, made), made, chosen)
-    port = serve._listen(chosen)
+    running = serve._Server(made, chosen)
+    port = serve.listen(chosen.host, chosen.port)
     thread = threading.Thread(target=running.run, args=([port],))
     thread.start()
     try:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from niss.protocol.keys import Identity
 from niss.tracker.app import make_app
 from niss.tracker.auth import sign_request
-from niss.tracker.gate import App, Receive, Scope, Send
 from niss.tracker.options import TrackerSettings
 from niss.tracker.service import Tracker
 from tracker.harness import RUN, SERVER, START, Scene, member, members
@@ -38,7 +38,7 @@ CLIENT = member(0)
 class SigningSender:
     """Signs every request for an identity before it reaches the application."""
 
-    def __init__(self, app: App, identity: Identity | None, tracker: bytes) -> None:
+    def __init__(self, app: ASGIApp, identity: Identity | None, tracker: bytes) -> None:
         self._app, self._identity, self._tracker = app, identity, tracker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +73,7 @@ class SigningSender:
 
 def make_schema(tracker: Tracker, sender: str) -> Any:
     for one in members(5):
-        tracker.members.register(one.public, one.batch(20), "clinics")
+        tracker.register(one.public, one.batch(20), "clinics")
     tracker.rounds.start_run(SERVER.public, RUN, 20_000)
     signer = {"nobody": None, "a client": CLIENT.identity, "the server": SERVER.identity}[sender]
     app = SigningSender(make_app(tracker), signer, tracker.public)

@@ -13,11 +13,11 @@ import pytest
 
 from niss.local import make_certificates
 from niss.protocol.keyfile import Coalition
+from niss.tracker.api import Attempt, SeatsWanted
 from niss.tracker.auth import Refused
 from niss.tracker.client import TrackerClient, TrackerRefused
 from niss.tracker.service import Tracker
 from niss.tracker.store import TrackerStore
-from niss.tracker.values import Attempt, SeatRequest
 from tracker.harness import SERVER, Member, TrackerProcess, member, members, tracker_process
 
 
@@ -121,35 +121,34 @@ def test_whoever_is_not_on_the_list_is_let_go_at_its_next_sign_of_life(
     first, second, third = people
     earlier = Tracker(store, member(1, "tracker").identity, server=SERVER.public)
     for one in people:
-        earlier.members.register(one.public, one.batch(2), None)
+        earlier.register(one.public, one.batch(2), None)
     now = Tracker(
         store,
         member(1, "tracker").identity,
         server=SERVER.public,
         admitted=Coalition({"second": second.public}),
     )
-    with pytest.raises(Refused, match="not admitted"):
-        now.members.heartbeat(first.public)
-    with pytest.raises(Refused, match="not admitted"):
-        now.members.deposit(SERVER.public, third.public, third.batch(1))
-    with pytest.raises(Refused, match="not admitted"):
-        now.members.join(first.public, None)
+    for ask in (
+        lambda: now.heartbeat(first.public),
+        lambda: now.deposit(SERVER.public, third.public, third.batch(1)),
+        lambda: now.join(first.public, None),
+    ):
+        with pytest.raises(Refused, match="not admitted"):
+            ask()
     assert store.counts(now=time.time()).registered == 1
-    assert now.members.heartbeat(second.public).held == 2
+    assert now.heartbeat(second.public).held == 2
 
 
 def test_a_closed_coalition_loses_those_who_left_its_file(store: TrackerStore, people: list[Member]) -> None:
-    first, second, _ = people
-    identity = member(1, "tracker").identity
-    closed = {"clinics": Coalition({"a": first.public, "b": second.public})}
-    tracker = Tracker(store, identity, server=SERVER.public, coalitions=closed)
-    for one in (first, second):
-        tracker.members.register(one.public, one.batch(2), "clinics")
-    assert tracker.members.replace_lists(None, {"clinics": Coalition({"b": second.public})}) == 0
+    first, *others = people
+    closed = {"clinics": Coalition({one.label: one.public for one in people})}
+    tracker = Tracker(store, member(1, "tracker").identity, server=SERVER.public, coalitions=closed)
+    for one in people:
+        tracker.register(one.public, one.batch(2), "clinics")
+    assert tracker.replace_lists(None, {"clinics": Coalition({one.label: one.public for one in others})}) == 0
     tracker.rounds.start_run(SERVER.public, b"run", 1)
-    view = tracker.rounds.seat(
-        SERVER.public, Attempt(b"run", 0, 0), SeatRequest(count=2, coalition="clinics", at_least=1)
-    )
-    assert [one.identity for one in view.seats.participants] == [second.public]
+    wanted = SeatsWanted(count=3, coalition="clinics")
+    view = tracker.rounds.seat(SERVER.public, Attempt(b"run", 0, 0), wanted)
+    assert set(view.numbers) == {one.public for one in others}
     with pytest.raises(Refused, match="not in the coalition"):
-        tracker.members.join(first.public, "clinics")
+        tracker.join(first.public, "clinics")

@@ -109,34 +109,38 @@ def test_each_identity_has_its_own_rate_and_the_server_has_none(scene: Scene) ->
 
 
 def test_buckets_forget_the_oldest_and_zero_means_any_rate() -> None:
-    assert all(Buckets(0).take("one", 0.0) == 0 for _ in range(1000))
-    buckets = Buckets(1.0)
-    assert [buckets.take("one", 0.0) > 0 for _ in range(3)] == [False, False, True]
+    unlimited, buckets = Buckets(0), Buckets(1.0)
+    for _ in range(1000):
+        unlimited.check("one", 0.0, "questions")
+    for _ in range(2):
+        buckets.check("one", 0.0, "questions")
+    with pytest.raises(Refused, match="too many questions"):
+        buckets.check("one", 0.0, "questions")
     for number in range(Buckets._MOST):
-        buckets.take(number, 0.0)
+        buckets.check(number, 0.0, "questions")
     assert len(buckets._levels) == Buckets._MOST
-    assert buckets.take("one", 0.0) == 0
+    buckets.check("one", 0.0, "questions")
 
 
 def test_a_prekey_must_be_signed_by_its_owner(scene: Scene) -> None:
     one, other = members(2)
     with pytest.raises(Refused, match="signature") as refused:
-        scene.members.register(one.public, (*one.batch(1), *other.batch(1)), None)
+        scene.tracker.register(one.public, (*one.batch(1), *other.batch(1)), None)
     assert (refused.value.status, refused.value.field) == (422, "prekeys.1.signature")
     assert scene.store.counts(now=START).registered == 0
 
 
 def test_an_old_identity_with_a_new_key_store_is_told_so(scene: Scene) -> None:
     one, again = member(1), member(1)
-    scene.members.register(one.public, one.batch(3), None)
+    scene.tracker.register(one.public, one.batch(3), None)
     again.label = "another store"
     with pytest.raises(Refused, match="used before") as refused:
-        scene.members.register(again.public, again.batch(2), None)
+        scene.tracker.register(again.public, again.batch(2), None)
     assert refused.value.status == 409
 
 
 def test_only_the_server_deposits_prekeys_and_only_for_the_registered(scene: Scene) -> None:
-    one, tracked = member(1), scene.members
+    one, tracked = member(1), scene.tracker
     with pytest.raises(Refused, match="only the server"):
         tracked.deposit(one.public, one.public, one.batch(1))
     with pytest.raises(Refused, match="no client") as refused:
@@ -147,13 +151,13 @@ def test_only_the_server_deposits_prekeys_and_only_for_the_registered(scene: Sce
 
 
 def test_a_client_low_on_prekeys_is_told_how_many_to_send(scene: Scene) -> None:
-    one, tracked = member(1), scene.members
+    one, tracked = member(1), scene.tracker
     assert tracked.wanted(tracked.register(one.public, one.batch(3), None)) == 13
     assert tracked.wanted(tracked.register(one.public, one.batch(1), None)) == 0
 
 
 def test_time_runs_out_and_a_heartbeat_renews_it(scene: Scene) -> None:
-    one, tracked = member(1), scene.members
+    one, tracked = member(1), scene.tracker
     tracked.register(one.public, one.batch(1), None)
     scene.now += 599
     assert scene.store.counts(now=scene.now).live == 1
@@ -173,7 +177,7 @@ def test_closed_lists_keep_strangers_out(make_scene: Callable[..., Scene]) -> No
         admitted=Coalition({"friend": friend.public, "guest": member(5).public}),
         coalitions={"clinics": Coalition({"friend": friend.public})},
     )
-    tracked = scene.members
+    tracked = scene.tracker
     with pytest.raises(Refused, match="not admitted") as refused:
         tracked.register(outsider.public, outsider.batch(1), None)
     assert refused.value.status == 403
@@ -190,7 +194,7 @@ def test_closed_lists_keep_strangers_out(make_scene: Callable[..., Scene]) -> No
 
 def test_a_full_tracker_says_so(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene(settings=TrackerSettings(max_clients=2))
-    tracked = scene.members
+    tracked = scene.tracker
     for one in members(2):
         tracked.register(one.public, one.batch(1), None)
         scene.now += 10

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from niss.protocol.agreement import agree, participants_hash, terms_hash
-from niss.protocol.keys import encode_prekey, link_of, verify, verify_beacon
+from niss.protocol.keys import link_of, verify, verify_beacon
 from niss.protocol.messages import Beacon, RoundOpen
-from niss.tracker.auth import Refused, check_anchor
+from niss.tracker.api import Attempt, CommitmentBody, SeatsWanted
+from niss.tracker.auth import LIST_PURPOSE, Refused, check_anchor, list_message
 from niss.tracker.databases import SqliteStore
-from niss.tracker.rounds import LIST_PURPOSE, RoundCache, RoundView, SeatList, list_message
+from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
-from niss.tracker.values import Attempt, Release, SeatRequest, pack_participants
 from tracker.conftest import OpenStore
 from tracker.harness import RUN, SERVER, TRACKER, Scene, member, members, terms
 
@@ -37,7 +37,7 @@ def scene(make_scene: Callable[..., Scene]) -> Scene:
 
 def committed(view: RoundView, number: int = 0, attempt: int = 0) -> bytes:
     """The commitment to a list and to the terms of its attempt."""
-    return view.seats.hash + terms_hash(terms(number, attempt))
+    return view.hash + terms_hash(terms(number, attempt))
 
 
 def check(scene: Scene, beacon: Beacon, commitment: bytes, number: int = 0, attempt: int = 0) -> None:
@@ -56,9 +56,9 @@ def test_clients_accept_the_beacon_and_the_lists(scene: Scene) -> None:
     scene.enrol(many)
     for number, attempt in ((0, 0), (0, 3), (4, 3)):
         view = scene.seat(many, number, attempt)
-        message = list_message(RUN, link_of(number, attempt), view.seats.hash)
-        verify(scene.tracker.public, LIST_PURPOSE, message, view.seats.signature)
-        assert view.seats.hash == participants_hash(view.seats.participants)
+        message = list_message(RUN, link_of(number, attempt), view.hash)
+        verify(scene.tracker.public, LIST_PURPOSE, message, view.signature)
+        assert view.hash == participants_hash(view.seating.participants())
         commitment = committed(view, number, attempt)
         check(scene, scene.let_out(commitment, number, attempt), commitment, number, attempt)
     begun = scene.rounds.run(RUN)
@@ -73,10 +73,10 @@ def test_a_link_is_let_out_for_one_commitment_also_after_a_crash(scene: Scene) -
     for _ in range(2):
         assert scene.let_out(committed(view)) == first
         with pytest.raises(Refused, match="for another commitment") as refused:
-            scene.let_out(view.seats.hash + bytes(32))
+            scene.let_out(view.hash + bytes(32))
         assert (refused.value.status, refused.value.field) == (409, "commitment")
         scene.crash()
-    assert scene.seat(many).seats.participants == view.seats.participants
+    assert scene.seat(many).seating.participants() == view.seating.participants()
     late = scene.seat(many, 0, 1)
     scene.let_out(committed(scene.seat(many, 1), 1), 1)
     with pytest.raises(Refused, match="link 5 was let out"):
@@ -95,7 +95,7 @@ def test_a_crash_between_writing_down_and_answering_changes_nothing(scene: Scene
         scene.let_out(committed(view))
     scene.crash()
     with pytest.raises(Refused, match="for another commitment"):
-        scene.let_out(view.seats.hash + bytes(32))
+        scene.let_out(view.hash + bytes(32))
     check(scene, scene.let_out(committed(view)), committed(view))
 
 
@@ -105,7 +105,7 @@ def test_nobody_is_let_in_after_seating(scene: Scene) -> None:
     view = scene.seat(many[:3])
     with pytest.raises(Refused, match="by another request"):
         scene.seat(many)
-    others = scene.seat(many, 0, 1).seats.participants, view.seats.participants[::-1]
+    others = scene.seat(many, 0, 1).seating.participants(), view.seating.participants()[::-1]
     for other in others:
         with pytest.raises(Refused, match="other participants than were seated"):
             scene.let_out(participants_hash(other) + terms_hash(terms()))
@@ -143,9 +143,9 @@ def test_a_link_is_told_again_when_its_list_has_been_erased(
 
 def test_a_holder_for_another_tracker_leaves_the_lists_to_that_one(scene: Scene) -> None:
     rounds = Tracker(scene.store, TRACKER, server=SERVER.public, lists=False).rounds
-    check(scene, rounds.beacon(SERVER.public, FIRST, Release(b"a" * 64, None)), b"a" * 64)
+    check(scene, rounds.beacon(SERVER.public, FIRST, CommitmentBody(commitment=b"a" * 64)), b"a" * 64)
     with pytest.raises(Refused, match="for another commitment"):
-        rounds.beacon(SERVER.public, FIRST, Release(b"b" * 64, None))
+        rounds.beacon(SERVER.public, FIRST, CommitmentBody(commitment=b"b" * 64))
 
 
 @pytest.mark.parametrize("neighbours", [1.0, 2.5, 4.0, 10.0, 11.0, 30.0])
@@ -153,11 +153,11 @@ def test_neighbours_are_those_the_clients_derive(scene: Scene, neighbours: float
     agreed = terms(neighbours=neighbours)
     scene.enrol(members(12))
     view = scene.seat(members(12))
-    beacon = scene.let_out(view.seats.hash + terms_hash(agreed), neighbours=neighbours)
-    derived = agree(RoundOpen(agreed, view.seats.participants, beacon))
+    beacon = scene.let_out(view.hash + terms_hash(agreed), neighbours=neighbours)
+    derived = agree(RoundOpen(agreed, view.seating.participants(), beacon))
     seen = scene.rounds.view(FIRST)
     for seat in range(12):
-        shown = json.loads(seen.neighbours_json(view.seats.participants[seat].identity))
+        shown = json.loads(seen.neighbours_json(view.seating.participants()[seat].identity))
         assert [one["seat"] for one in shown["neighbours"]] == derived.neighbours(seat)
 
 
@@ -172,8 +172,8 @@ def test_nobody_has_neighbours_before_the_beacon_or_without_a_degree(scene: Scen
         scene.rounds.view(FIRST).neighbours_json(many[0].public)
 
 
-STRANGER, TWO = member(0).public, tuple(one.public for one in members(2))
-NOTHING = Release(bytes(64), None)
+STRANGER, TWO = member(0).public, [one.public for one in members(2)]
+NOTHING = CommitmentBody(commitment=bytes(64))
 
 
 @pytest.mark.parametrize(
@@ -181,17 +181,21 @@ NOTHING = Release(bytes(64), None)
     [
         (lambda r: r.start_run(STRANGER, b"other", 5), 403, "niss-identity", "only the server"),
         (lambda r: r.beacon(STRANGER, FIRST, NOTHING), 403, "niss-identity", "only the server"),
-        (lambda r: r.seat(STRANGER, FIRST, SeatRequest(count=2)), 403, "niss-identity", "only the server"),
+        (lambda r: r.seat(STRANGER, FIRST, SeatsWanted(count=2)), 403, "niss-identity", "only the server"),
         (lambda r: r.beacon(SERVER.public, Attempt(RUN, ROUNDS, 0), NOTHING), 404, "round", "rounds 0 to 4"),
-        (lambda r: r.beacon(SERVER.public, Attempt(RUN, 0, 4), NOTHING), 404, "attempt", "4 times"),
         (lambda r: r.start_run(SERVER.public, RUN, 6), 409, "rounds", "has begun, with 5"),
         (lambda r: r.view(Attempt(b"nothing", 0, 0)), 404, "run", "no run"),
         (lambda r: r.view(FIRST), 404, "attempt", "not seated"),
-        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest()), 422, "members", "either"),
-        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest(TWO, count=2)), 422, "members", "either"),
-        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest((*TWO, TWO[0]))), 422, "members", "twice"),
-        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest(TWO, coalition="x")), 422, "coalition", "count"),
-        (lambda r: r.seat(SERVER.public, FIRST, SeatRequest(count=2, absent=True)), 422, "absent", "members"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatsWanted()), 422, "members", "either"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatsWanted(members=TWO, count=2)), 422, "members", "either"),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatsWanted(members=TWO + TWO)), 422, "members", "twice"),
+        (
+            lambda r: r.seat(SERVER.public, FIRST, SeatsWanted(members=TWO, coalition="x")),
+            422,
+            "coalition",
+            "count",
+        ),
+        (lambda r: r.seat(SERVER.public, FIRST, SeatsWanted(count=2, absent=True)), 422, "absent", "members"),
     ],
 )
 def test_only_the_server_opens_and_only_what_there_is_and_makes_sense(
@@ -237,20 +241,17 @@ def test_when_all_ask_at_once_a_round_is_made_ready_once(
     assert len(views) == len(made) == 1
 
 
-def test_views_are_kept_by_the_number_of_their_seats() -> None:
-    def view(size: int) -> RoundView:
-        packed = pack_participants([(one.public, encode_prekey(one.batch(1)[0])) for one in members(size)])
-        return RoundView(SeatList(packed, lambda found: found), None, None)
-
-    cache = RoundCache(most_seats=5)
-    first, second, large = view(2), view(3), view(6)
-    cache.keep(Attempt(RUN, 0, 1), first)
-    cache.keep(Attempt(RUN, 0, 2), second)
-    assert (cache.get(Attempt(RUN, 0, 1)), cache.get(Attempt(RUN, 0, 2))) == (first, second)
-    cache.keep(Attempt(RUN, 0, 1), view(2))
-    assert cache.get(Attempt(RUN, 0, 2)) is second
-    cache.keep(Attempt(RUN, 0, 3), large)
-    assert [cache.get(Attempt(RUN, 0, link)) for link in (1, 2, 3)] == [None, None, large]
+def test_the_newest_views_stay_in_memory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("niss.tracker.rounds._VIEWS_IN_MEMORY", 2)
+    scene.enrol(members(3))
+    views = [scene.seat(members(3), 0, attempt) for attempt in range(3)]
+    assert [scene.rounds.view(Attempt(RUN, 0, attempt)) is views[attempt] for attempt in (1, 2)] == [
+        True,
+        True,
+    ]
+    again = scene.rounds.view(FIRST)
+    assert again is not views[0]
+    assert again.list_json == views[0].list_json
 
 
 # Noise that is carried to the next round
@@ -274,7 +275,7 @@ class Carried(Scene):
 
     def commitment(self, number: int, following: bytes | None = None) -> bytes:
         if following is None:
-            following = self.turn(number + 1).seats.hash if number + 1 < ROUNDS else NOBODY
+            following = self.turn(number + 1).hash if number + 1 < ROUNDS else NOBODY
         return committed(self.turn(number), number) + following
 
     def beacon(self, number: int, commitment: bytes | None = None, *, attempt: int = 0) -> Beacon:
@@ -334,7 +335,7 @@ def test_the_next_round_is_let_out_for_the_list_that_was_announced_alone(carried
 
 
 def test_a_round_is_tried_once(carried: Carried) -> None:
-    again = committed(carried.turn(0, attempt=1), 0, 1) + carried.turn(1).seats.hash
+    again = committed(carried.turn(0, attempt=1), 0, 1) + carried.turn(1).hash
     for _ in range(2):
         with pytest.raises(Refused, match="one attempt at a round"):
             carried.beacon(0, again, attempt=1)
@@ -356,7 +357,7 @@ def test_a_run_carries_from_its_first_round_on_or_not_at_all(
 def test_those_who_are_away_are_seated_where_the_server_wants_a_missing_seat(carried: Carried) -> None:
     carried.now += 1_000_000.0
     for one in carried.cohorts[0][1:]:
-        carried.members.heartbeat(one.public)
+        carried.tracker.heartbeat(one.public)
     with pytest.raises(Refused, match="2 of the clients"):
         carried.turn(0)
-    assert carried.turn(0, absent=True).seats.size == 3
+    assert len(carried.turn(0, absent=True).numbers) == 3

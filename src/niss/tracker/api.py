@@ -1,20 +1,26 @@
 """What is sent to a tracker and what it answers, as both sides of HTTP and OpenAPI know it.
 
-Keys, hashes and signatures are bytes here and lower-case hex in JSON.
+Keys, hashes and signatures are bytes here and lower-case hex in JSON. What a body says is checked here; the tracker
+works with the bodies as they are, and keeps in its store for what commitment a link was let out.
 """
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import CoreSchema, core_schema
 
-from niss.protocol.curve import LARGEST_UINT64
+from niss.protocol.curve import LARGEST_UINT64, length_prefixed, uint64
+from niss.protocol.keys import link_of
 from niss.protocol.messages import Participant, Prekey
-from niss.tracker.auth import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN
+from niss.tracker.auth import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN, Refused
+
+HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,23 @@ RunName = Annotated[bytes, Hex(r"^([0-9a-f]{2}){1,64}$")]
 CoalitionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
+class Attempt(NamedTuple):
+    """One try at a round of a run; `round` and `number` count from 0."""
+
+    run: bytes
+    round: int
+    number: int
+
+    @property
+    def link(self) -> int:
+        """The link of the run's chain that belongs to it; `RemoteProtocolError` where no round has so many tries."""
+        return link_of(self.round, self.number)
+
+
 class _Strict(BaseModel):
     """A body as it must be sent: no conversion ("3" is not 3), and no entry that is not described."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class PrekeyBody(_Strict):
@@ -94,6 +113,25 @@ class SeatsWanted(_Strict):
     at_least: Annotated[int, Field(ge=2, le=LARGEST_ROUND)] = 2
     absent: bool = False
 
+    def hash(self) -> bytes:
+        """SHA-256 of the request, by which a repetition is told from another request for the same attempt."""
+        numbers = uint64(self.count or 0), (self.coalition or "").encode(), uint64(self.at_least)
+        request = length_prefixed(*numbers, *(self.members or ()))
+        return hashlib.sha256((b"absent" if self.absent else b"") + request).digest()
+
+    def check(self) -> None:
+        """Refuse (422) a request that contradicts itself."""
+        if (self.members is None) == (self.count is None):
+            raise Refused(422, "members", "give either members or a count", "leave one of them out")
+        if self.members is None and self.absent:
+            raise Refused(422, "absent", "applies to members only, not to a count", "name the members")
+        if self.members is None:
+            return
+        if self.coalition is not None:
+            raise Refused(422, "coalition", "applies to a count only, not to members", "name its members")
+        if len(set(self.members)) != len(self.members):
+            raise Refused(422, "members", "names a client twice", "name each client once")
+
 
 class CommitmentBody(_Strict):
     """Hash of the participants, then hash of the terms; and how many neighbours each client has.
@@ -104,6 +142,25 @@ class CommitmentBody(_Strict):
 
     commitment: HexCommitment
     neighbours: Annotated[float, Field(gt=0, le=LARGEST_ROUND, allow_inf_nan=False)] | None = None
+
+    @property
+    def participants(self) -> bytes:
+        """Hash of the round's participants."""
+        return self.commitment[:HASH_BYTES]
+
+    @property
+    def following(self) -> bytes | None:
+        """Hash of the next round's participants; None where nothing is carried to them."""
+        return self.commitment[2 * HASH_BYTES :] or None
+
+    def pack(self) -> bytes:
+        """The number of neighbours as a float of 8 bytes, 0 for none, then the commitment."""
+        return struct.pack(">d", self.neighbours or 0.0) + self.commitment
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Self:
+        (neighbours,) = struct.unpack_from(">d", record)
+        return cls(commitment=record[8:], neighbours=neighbours or None)
 
 
 class ErrorDetail(BaseModel):

@@ -14,16 +14,17 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi import Path as PathPart
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from niss.protocol.keys import LINKS_PER_ROUND
 from niss.tracker import api
-from niss.tracker.auth import LONGEST_RUN, PATTERNS, Refused, Signed, check_request
-from niss.tracker.gate import BODY, CALLER, CONTENT_TYPE, App, Gate, Metrics, log, shown
+from niss.tracker.api import Attempt
+from niss.tracker.auth import IDENTITY, LONGEST_RUN, PATTERNS, Refused, Signed, check_request
+from niss.tracker.gate import BODY, CALLER, CONTENT_TYPE, Gate, Metrics, log, shown
 from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
-from niss.tracker.values import Attempt, Release, Run, SeatRequest, Stock
+from niss.tracker.store import Run, Stock
 from niss.version import __version__
 
 RunPath = Annotated[api.RunName, PathPart(description="The run's name, 1 to 64 bytes in hex.")]
@@ -71,16 +72,13 @@ _SIGNED: dict[str, Any] = {
 _ATTEMPT = "/v1/runs/{run}/rounds/{round}/attempts/{attempt}"
 
 
-def make_app(tracker: Tracker, metrics: Metrics | None = None) -> App:
-    """The whole ASGI application: the gate and the routes.
-
-    tracker   what answers
-    metrics   where requests are counted; one of its own by default
+def make_app(tracker: Tracker) -> ASGIApp:
+    """The whole ASGI application: the gate and the routes, which ask `tracker`.
 
     The route functions check the signature first where there is one, then ask the tracker. What a route's docstring
     says is shown at /openapi.json. Functions without `async` run in threads, since the store may block.
     """
-    metrics, settings = metrics or Metrics(), tracker.settings
+    metrics, settings = Metrics(), tracker.settings
     app = FastAPI(
         title="NISS tracker",
         version=__version__,
@@ -101,32 +99,29 @@ def make_app(tracker: Tracker, metrics: Metrics | None = None) -> App:
 def _about(app: FastAPI, tracker: Tracker, metrics: Metrics) -> None:
     """What anyone may ask without signing: whether it lives, its counters, and whose keys it holds."""
 
-    @app.get("/healthz", response_model=api.Health)
-    def health() -> Response:
+    @app.get("/healthz")
+    def health() -> api.Health:
         """Whether the tracker can reach its store."""
         tracker.store.ping()
-        return _json(api.Health(status="ok"))
+        return api.Health(status="ok")
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def show_metrics() -> Response:
         """Counts and latencies, for Prometheus."""
-        text = metrics.text(tracker.gauges())
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        return Response(metrics.text(tracker.counts()), headers={"content-type": CONTENT_TYPE})
 
-    @app.get("/v1/tracker", response_model=api.TrackerAnswer)
-    async def describe() -> Response:
+    @app.get("/v1/tracker")
+    async def describe() -> api.TrackerAnswer:
         """Whose signatures to expect, and what a request must look like."""
-        return _json(
-            api.TrackerAnswer(
-                tracker=tracker.public,
-                holder=tracker.holder.public,
-                server=tracker.server,
-                version=__version__,
-                time=tracker.now(),
-                tolerance_seconds=tracker.settings.tolerance,
-                ttl_seconds=tracker.settings.ttl,
-                attempts=LINKS_PER_ROUND,
-            )
+        return api.TrackerAnswer(
+            tracker=tracker.public,
+            holder=tracker.holder.public,
+            server=tracker.server,
+            version=__version__,
+            time=tracker.now(),
+            tolerance_seconds=tracker.settings.tolerance,
+            ttl_seconds=tracker.settings.ttl,
+            attempts=LINKS_PER_ROUND,
         )
 
 
@@ -136,40 +131,36 @@ def _clients(app: FastAPI, tracker: Tracker) -> None:
     All of it changes something, so every request passes `Tracker.admit`: signed, once, not too often.
     """
 
-    def answer(stock: Stock) -> Response:
-        wanted, ttl = tracker.members.wanted(stock), tracker.settings.ttl
-        return _json(api.StockAnswer(**asdict(stock), wanted=wanted, ttl_seconds=ttl))
+    def answer(stock: Stock) -> api.StockAnswer:
+        wanted, ttl = tracker.wanted(stock), tracker.settings.ttl
+        return api.StockAnswer(**asdict(stock), wanted=wanted, ttl_seconds=ttl)
 
-    @app.put("/v1/clients/me", response_model=api.StockAnswer, openapi_extra=_SIGNED)
-    def register(request: Request, body: api.Registration) -> Response:
+    @app.put("/v1/clients/me", openapi_extra=_SIGNED)
+    def register(request: Request, body: api.Registration) -> api.StockAnswer:
         """Become live, with a batch of one-time keys; again to add some. A key that was used never counts again."""
         caller = tracker.admit(_signed(tracker, request))
-        return answer(
-            tracker.members.register(caller, [one.prekey() for one in body.prekeys], body.coalition)
-        )
+        return answer(tracker.register(caller, [prekey.prekey() for prekey in body.prekeys], body.coalition))
 
-    @app.post("/v1/clients/me/heartbeat", response_model=api.StockAnswer, openapi_extra=_SIGNED)
-    def heartbeat(request: Request) -> Response:
+    @app.post("/v1/clients/me/heartbeat", openapi_extra=_SIGNED)
+    def heartbeat(request: Request) -> api.StockAnswer:
         """Stay live for another `ttl_seconds`; the answer says how many more one-time keys are wanted."""
-        return answer(tracker.members.heartbeat(tracker.admit(_signed(tracker, request))))
+        return answer(tracker.heartbeat(tracker.admit(_signed(tracker, request))))
 
     @app.delete("/v1/clients/me", status_code=204, openapi_extra=_SIGNED)
-    def leave(request: Request) -> Response:
+    def leave(request: Request) -> None:
         """Be forgotten, with all one-time keys, and be seated no more; attempts that are seated stay as they are."""
-        tracker.members.leave(tracker.admit(_signed(tracker, request)))
-        return Response(status_code=204)
+        tracker.leave(tracker.admit(_signed(tracker, request)))
 
     @app.put("/v1/clients/me/coalition", status_code=204, openapi_extra=_SIGNED)
-    def join(request: Request, body: api.CoalitionChoice) -> Response:
+    def join(request: Request, body: api.CoalitionChoice) -> None:
         """Belong to a coalition and no other, or to none."""
-        tracker.members.join(tracker.admit(_signed(tracker, request)), body.coalition)
-        return Response(status_code=204)
+        tracker.join(tracker.admit(_signed(tracker, request)), body.coalition)
 
-    @app.post("/v1/clients/{identity}/prekeys", response_model=api.StockAnswer, openapi_extra=_SIGNED)
-    def deposit(request: Request, identity: IdentityPath, body: api.Deposit) -> Response:
+    @app.post("/v1/clients/{identity}/prekeys", openapi_extra=_SIGNED)
+    def deposit(request: Request, identity: IdentityPath, body: api.Deposit) -> api.StockAnswer:
         """The server passes on fresh prekeys of a registered client, each of which the client must have signed."""
         caller = tracker.admit(_signed(tracker, request))
-        return answer(tracker.members.deposit(caller, identity, [one.prekey() for one in body.prekeys]))
+        return answer(tracker.deposit(caller, identity, [prekey.prekey() for prekey in body.prekeys]))
 
 
 def _runs(app: FastAPI, tracker: Tracker) -> None:
@@ -178,25 +169,23 @@ def _runs(app: FastAPI, tracker: Tracker) -> None:
     All of it may be repeated: asked in the same way, the tracker answers the same, also after a restart.
     """
 
-    def answer(run: Run) -> Response:
-        return _json(
-            api.RunAnswer(
-                rounds=run.rounds,
-                anchor=run.anchor,
-                holder=tracker.holder.public,
-                signature=run.signature,
-                highest_link=run.highest,
-            )
+    def answer(run: Run) -> api.RunAnswer:
+        return api.RunAnswer(
+            rounds=run.rounds,
+            anchor=run.anchor,
+            holder=tracker.holder.public,
+            signature=run.signature,
+            highest_link=run.highest,
         )
 
-    @app.put("/v1/runs/{run}", response_model=api.RunAnswer, openapi_extra=_SIGNED)
-    def start_run(request: Request, run: RunPath, body: api.RunStart) -> Response:
+    @app.put("/v1/runs/{run}", openapi_extra=_SIGNED)
+    def start_run(request: Request, run: RunPath, body: api.RunStart) -> api.RunAnswer:
         """The server starts a run: the holder commits to its chain, once. Asked again, the same anchor."""
         caller = tracker.admit(_signed(tracker, request))
         return answer(tracker.rounds.start_run(caller, run, body.rounds))
 
-    @app.get("/v1/runs/{run}", response_model=api.RunAnswer)
-    def show_run(run: RunPath) -> Response:
+    @app.get("/v1/runs/{run}")
+    def show_run(run: RunPath) -> api.RunAnswer:
         """What the holder committed to, and the highest link let out so far."""
         return answer(tracker.rounds.run(run))
 
@@ -207,20 +196,17 @@ def _runs(app: FastAPI, tracker: Tracker) -> None:
         Asked again in the same way, the same list.
         """
         caller = tracker.admit(_signed(tracker, request))
-        members = None if body.members is None else tuple(body.members)
-        wanted = SeatRequest(members, body.count or 0, body.coalition, body.at_least, body.absent)
-        return _json_bytes(tracker.rounds.seat(caller, attempt, wanted).list_json)
+        return _json(tracker.rounds.seat(caller, attempt, body).list_json)
 
-    @app.put(_ATTEMPT + "/beacon", response_model=api.BeaconAnswer, openapi_extra=_SIGNED)
-    def beacon(request: Request, attempt: AttemptPath, body: api.CommitmentBody) -> Response:
+    @app.put(_ATTEMPT + "/beacon", openapi_extra=_SIGNED)
+    def beacon(request: Request, attempt: AttemptPath, body: api.CommitmentBody) -> api.BeaconAnswer:
         """The server commits to list and terms, and gets the link of this attempt: once, for this commitment.
 
         The attempt must be seated, and the commitment be to that list. No link is let out below another. Where noise is
         carried over, the next round must be seated too, and be opened with that list alone.
         """
         caller = tracker.admit(_signed(tracker, request))
-        wanted = Release(body.commitment, body.neighbours)
-        return _json(api.BeaconAnswer(**asdict(tracker.rounds.beacon(caller, attempt, wanted))))
+        return api.BeaconAnswer(**asdict(tracker.rounds.beacon(caller, attempt, body)))
 
 
 def _reading(app: FastAPI, tracker: Tracker) -> None:
@@ -238,33 +224,25 @@ def _reading(app: FastAPI, tracker: Tracker) -> None:
         view = tracker.rounds.final_view(attempt)
         if view is None:
             view = await run_in_threadpool(tracker.rounds.view, attempt)
-        if not view.has_seat(caller) and caller != also:
-            raise Refused(
-                403,
-                "this identity does not sit in this attempt",
-                field="niss-identity",
-                hint="wait for a later round",
-            )
+        if caller not in view.numbers and caller != also:
+            outside = "this identity does not sit in this attempt"
+            raise Refused(403, IDENTITY, outside, "wait for a later round")
         return view, caller
 
     @app.get(_ATTEMPT + "/participants", response_model=api.ParticipantsAnswer, openapi_extra=_SIGNED)
     async def participants(request: Request, attempt: AttemptPath) -> Response:
         """The whole list, for those who are on it and for the server."""
         view, _ = await view_for(request, attempt, also=tracker.server)
-        return _json_bytes(view.list_json)
+        return _json(view.list_json)
 
     @app.get(_ATTEMPT + "/neighbours", response_model=api.NeighboursAnswer, openapi_extra=_SIGNED)
     async def neighbours(request: Request, attempt: AttemptPath) -> Response:
         """The asking client's neighbours with their signed keys, once the beacon is out; for participants only."""
         view, caller = await view_for(request, attempt)
-        return _json_bytes(view.neighbours_json(caller))
+        return _json(view.neighbours_json(caller))
 
 
-def _json(answer: BaseModel) -> Response:
-    return _json_bytes(answer.model_dump_json().encode())
-
-
-def _json_bytes(content: bytes) -> Response:
+def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
@@ -272,12 +250,11 @@ def _signed(tracker: Tracker, request: Request) -> Signed:
     """Who signed this request, over its bytes as they came; refused (401) as `check_request` says."""
     scope = request.scope
     query: bytes = scope["query_string"]
-    target: bytes = scope["raw_path"] + (b"?" + query if query else b"")
     signed = check_request(
         request.headers,
         tracker=tracker.public,
         method=scope["method"],
-        target=target,
+        target=scope["raw_path"] + (b"?" + query if query else b""),
         body=scope[BODY],
         now=tracker.now(),
         tolerance=tracker.settings.tolerance,
@@ -287,7 +264,7 @@ def _signed(tracker: Tracker, request: Request) -> Signed:
 
 
 def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:
-    """Answer every error in the one form of `Refused.body`, with a hint.
+    """Answer every error in the one form of `shown`, with a hint.
 
     `trouble` are the errors of the store when it is out of order: they become 503 with Retry-After, and the log says
     which error it was, since a client can do nothing with the details.
@@ -302,23 +279,22 @@ def _explain_errors(app: FastAPI, trouble: tuple[type[Exception], ...]) -> None:
         first = error.errors()[0]
         place = [str(part) for part in first["loc"]]
         field = ".".join(place[1:]) or place[0]
-        hint = "see /openapi.json for what this field may be"
-        return shown(Refused(422, str(first["msg"]), field=field, hint=hint))
+        return shown(Refused(422, field, str(first["msg"]), "see /openapi.json for what this field may be"))
 
     @app.exception_handler(HTTPException)
     async def other(_request: Request, error: HTTPException) -> Response:
         hint = "see /openapi.json for the paths and methods there are"
-        answer = shown(Refused(error.status_code, str(error.detail), hint=hint))
+        answer = shown(Refused(error.status_code, None, str(error.detail), hint))
         answer.headers.update(error.headers or {})
         return answer
 
     async def out_of_order(_request: Request, error: Exception) -> Response:
         log("the store is out of order", level=logging.ERROR, kind=type(error).__name__, reason=str(error))
-        return shown(Refused(503, "the store does not answer", hint="try again", retry_after=1.0))
+        return shown(Refused(503, None, "the store does not answer", "try again", retry_after=1.0))
 
     for kind in trouble:
         app.add_exception_handler(kind, out_of_order)
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, _error: Exception) -> Response:
-        return shown(Refused(500, "a defect of the tracker; its log says more", hint="please report it"))
+        return shown(Refused(500, None, "a defect of the tracker; its log says more", "please report it"))

@@ -25,7 +25,7 @@ from niss.protocol.keys import Identity, fingerprint, verify
 class Refused(RemoteProtocolError):
     """A request that is turned down: an HTTP status, the field at fault, and a hint that says what to do.
 
-    status       of the answer; 4xx is the sender's fault, 503 means "later"
+    status       of the answer; 4xx is the sender's fault, 409 what contradicts what was done before, 503 means "later"
     field        the header, path part or entry of the body that is wrong, None where no single one is
     retry_after  seconds after which the same request may succeed, sent as Retry-After
     """
@@ -33,36 +33,21 @@ class Refused(RemoteProtocolError):
     def __init__(
         self,
         status: int,
+        field: str | None,
         message: str,
+        hint: str | None,
         *,
-        field: str | None = None,
-        hint: str | None = None,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.status = status
-        self.field = field
-        self.retry_after = retry_after
-
-    def body(self) -> dict[str, dict[str, str | None]]:
-        """The answer's JSON; the same three entries whatever went wrong."""
-        return {"error": {"message": self.message, "field": self.field, "hint": self.hint}}
-
-
-def conflict(field: str, message: str, hint: str) -> Refused:
-    """The refusal (409) of what contradicts what was done before."""
-    return Refused(409, message, field=field, hint=hint)
+        self.status, self.field, self.retry_after = status, field, retry_after
 
 
 def require_server(caller: bytes, server: bytes) -> None:
     """Refuse (403) whoever is not the server of this federation, whose key the tracker was started with."""
     if caller != server:
-        raise Refused(
-            403,
-            f"only the server may do this, not {fingerprint(caller)}",
-            field="niss-identity",
-            hint="the tracker was started with another --server-key",
-        )
+        words = f"only the server may do this, not {fingerprint(caller)}"
+        raise Refused(403, IDENTITY, words, "the tracker was started with another --server-key")
 
 
 PURPOSE, LIST_PURPOSE, ANCHOR_PURPOSE = "tracker-request", "participants", "anchor"
@@ -136,30 +121,19 @@ def check_request(
     values = {name: headers.get(name, "") for name in _SHAPES}
     for name, shape in _SHAPES.items():
         if not shape.fullmatch(values[name]):
-            raise Refused(
-                401,
-                "is malformed" if values[name] else "is missing: this request must be signed",
-                field=name,
-                hint="use niss.tracker.client, or sign as docs/guides/deploy.md describes",
-            )
+            wrong = "is malformed" if values[name] else "is missing: this request must be signed"
+            hint = "use niss.tracker.client, or sign as docs/guides/deploy.md describes"
+            raise Refused(401, name, wrong, hint)
     time, nonce, identity = int(values[TIME]), bytes.fromhex(values[NONCE]), bytes.fromhex(values[IDENTITY])
     if abs(now - time) > tolerance:
-        raise Refused(
-            401,
-            f"the request is from {time}, here it is {now:.0f}: more than {tolerance:.0f} s apart",
-            field=TIME,
-            hint="set this machine's clock",
-        )
+        apart = f"the request is from {time}, here it is {now:.0f}: more than {tolerance:.0f} s apart"
+        raise Refused(401, TIME, apart, "set this machine's clock")
     message = _message(tracker, method, target, body, time, nonce)
     try:
         verify(identity, PURPOSE, message, bytes.fromhex(values[SIGNATURE]))
     except RemoteProtocolError as error:
-        raise Refused(
-            401,
-            error.message,
-            field=SIGNATURE,
-            hint="sign the request as it is sent, for the key that GET /v1/tracker names",
-        ) from None
+        hint = "sign the request as it is sent, for the key that GET /v1/tracker names"
+        raise Refused(401, SIGNATURE, error.message, hint) from None
     return Signed(identity, time, nonce)
 
 
@@ -208,10 +182,10 @@ class Buckets:
         self._levels: OrderedDict[object, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(self, name: object, now: float) -> float:
-        """0 if this request may pass, else how many seconds to wait. `now` is a monotonic time."""
+    def check(self, name: object, now: float, what: str) -> None:
+        """Refuse (429) what comes too often, and say how long to wait. `now` is a monotonic time."""
         if not self._rate:
-            return 0.0
+            return
         with self._lock:
             level, since = self._levels.pop(name, (self._burst, now))
             level = min(self._burst, level + (now - since) * self._rate)
@@ -219,4 +193,6 @@ class Buckets:
             self._levels[name] = (level - 1.0 if passes else level, now)
             if len(self._levels) > self._MOST:
                 self._levels.popitem(last=False)
-            return 0.0 if passes else (1.0 - level) / self._rate
+        if not passes:
+            wait = (1.0 - level) / self._rate
+            raise Refused(429, None, f"too many {what}", f"wait {wait:.1f} s", retry_after=wait)

@@ -28,8 +28,8 @@ from niss.protocol.keys import Identity, check_prekey, fingerprint, verify
 from niss.protocol.messages import Beacon, Participant, Prekey
 from niss.redaction import printable
 from niss.tracker import api
+from niss.tracker.api import Attempt
 from niss.tracker.auth import LIST_PURPOSE, check_anchor, list_message, sign_request
-from niss.tracker.values import Attempt
 
 _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 8.0

@@ -5,10 +5,10 @@ another process on the same file waits and then sees all of the change or, after
 write-ahead log, seatings, releases, runs and stocks are synced to disk before they are answered. Heartbeats and nonces
 are written but not synced: a power failure can lose the last of them, which costs a client one heartbeat.
 
-Redis: the records that a change reads are watched, and it is made in one piece if none of them has changed meanwhile;
-else it is tried again, and one that was overtaken often has the others wait. So two processes cannot hand out one
-prekey or let out one link for two commitments. Redis must write its log before it answers (`appendfsync always`) and
-must not evict; `connect` refuses one that does otherwise.
+Redis: a change holds a lock, which is a key there, while it reads, and is written in one transaction together with
+the end of that lock, if the lock is still its own; else it is made again. So two processes cannot hand out one prekey
+or let out one link for two commitments, also where one of them slept for longer than a lock lives. Redis must write its
+log before it answers (`appendfsync always`) and must not evict; `open_redis` refuses one that does otherwise.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from niss.errors import ConfigError
-from niss.tracker.auth import Refused
-from niss.tracker.store import Change, Overtaken, TrackerStore
-from niss.tracker.values import Counts
+from niss.tracker.store import Change, Counts, TrackerStore
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 # Seatings are large, so records are an ordinary table with an index.
 _LAYOUT = """
@@ -145,8 +142,8 @@ class SqliteStore(TrackerStore):
 # One hash tag: all keys of a tracker lie in one slot, so that transactions may touch several.
 _PREFIX = b"niss:{tracker}:"
 _TIMEOUT_SECONDS = 5.0
-# How often a change on Redis is overtaken before the others have to wait for it, how long at most, and in what steps.
-_PATIENCE, _TURN_SECONDS, _PAUSE_SECONDS = 3, 10, 0.002
+# How long a lock lives whose owner is gone, and how long the others wait before they look again.
+_LOCK_SECONDS, _PAUSE_SECONDS = 10, 0.002
 _SAFE_SETTINGS = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 
 
@@ -156,41 +153,10 @@ class RedisStore(TrackerStore):
     A record is a string under its kind and name, the ranks of a kind are a sorted set; all keys have one prefix.
     """
 
-    def __init__(self, redis: Any, *, trouble: tuple[type[Exception], ...], prefix: bytes = _PREFIX) -> None:
-        """`redis` is a connected `redis.Redis`; `prefix` keeps several stores on one server apart."""
-        self._redis, self.trouble, self._prefix = redis, trouble, prefix
-
-    @classmethod
-    def connect(cls, url: str) -> RedisStore:
-        """The store behind redis://HOST:PORT/NUMBER, or rediss:// with TLS.
-
-        Raises `ConfigError` where the package redis is missing, nothing answers at the address, or the server's
-        settings allow it to forget what it answered.
-        """
-        try:
-            import redis
-        except ImportError:
-            raise ConfigError(
-                "the Redis store needs the package redis",
-                field="--store",
-                hint="pip install 'niss[tracker]' redis",
-            ) from None
-        try:
-            client = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_SECONDS)
-            client.ping()
-        except (redis.RedisError, ValueError) as error:
-            raise ConfigError(
-                f"cannot reach Redis: {error}", field="--store", hint="is redis-server running there?"
-            ) from None
-        # A hosted Redis may not tell its settings; the guide says what they must be.
-        with contextlib.suppress(redis.ResponseError):
-            _check_settings(client.config_get(*_SAFE_SETTINGS))
-        store = cls(client, trouble=(redis.RedisError, OSError))
-        store._check_version()
-        return store
-
-    def _check_version(self) -> None:
-        """Refuse what another version of niss has used; a new store is marked as this one's."""
+    def __init__(self, redis: Any, trouble: tuple[type[Exception], ...]) -> None:
+        """`redis` is a connected `redis.Redis`. `ConfigError` where another version of niss has used it."""
+        self._redis, self.trouble = redis, trouble
+        self._turn = threading.Lock()
         used, version = self._read("about", [b"identity", b"version"])
         if used is not None and version != b"%d" % _VERSION:
             raise ConfigError(
@@ -200,99 +166,70 @@ class RedisStore(TrackerStore):
             )
         self.bind("version", b"%d" % _VERSION)
 
-    def _key(self, kind: str, name: bytes = b"") -> bytes:
-        return self._prefix + kind.encode() + b":" + name
+    @staticmethod
+    def _key(kind: str, name: bytes = b"") -> bytes:
+        return _PREFIX + kind.encode() + b":" + name
 
     def _change(self, work: Callable[[Change], T], *, synced: bool = True) -> T:
         del synced  # The server's settings say when it writes to disk.
+        mine = os.urandom(16)
+        with self._turn:  # Of the threads of this process, one at a time asks for the lock.
+            while True:
+                while not self._redis.set(self._key("lock"), mine, nx=True, ex=_LOCK_SECONDS):
+                    time.sleep(_PAUSE_SECONDS)
+                change = Change(self._read)
+                try:
+                    result = work(change)
+                except Exception:
+                    if self._written(Change(self._read), mine):
+                        raise
+                    continue  # Others changed what it was refused for.
+                if self._written(change, mine):
+                    return result
 
-        def attempt(pipe: Any) -> tuple[T | None, Exception | None]:
-            """What the work gives, or refuses, with its writes in the pipe."""
-
-            def watch(kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-                # A prekey goes and comes with its owner's record, which is watched; watching many keys is slow.
-                if names and kind != "prekeys":
-                    pipe.watch(*(self._key(kind, name) for name in names))
-                return self._values(pipe, kind, names)
-
-            change, result, refusal = Change(watch), None, None
-            try:
-                result = work(change)
-            except (Refused, Overtaken) as error:
-                change, refusal = Change(watch), error
-            pipe.multi()
-            self._write(pipe, change)
-            return result, refusal
-
-        # Where something that was read has changed, it is tried again, also after a refusal.
-        result, refusal = self._in_turn(attempt)
-        if refusal is not None:
-            raise refusal
-        return cast(T, result)
-
-    def _in_turn(self, attempt: Callable[[Any], R]) -> R:
-        """The result of the attempt that went through, with what it put into its pipe.
-
-        Who is overtaken `_PATIENCE` times takes the turn: every attempt watches whose it is, so that those of others
-        fail now, and wait until it is over, or for `_TURN_SECONDS` where its owner is gone.
-        """
+    def _written(self, change: Change, mine: bytes) -> bool:
+        """Write a change and end its lock at once; False, and nothing is written, where the lock is lost by now."""
         from redis import WatchError
 
-        turn, me, overtaken = self._key("turn"), os.urandom(16), 0
-        while True:
-            with self._redis.pipeline() as pipe:
-                pipe.watch(turn)
-                if pipe.get(turn) not in (None, me):
-                    time.sleep(_PAUSE_SECONDS)
-                    continue
-                try:
-                    result = attempt(pipe)
-                    if overtaken >= _PATIENCE:
-                        pipe.delete(turn)
-                    pipe.execute()
-                    return result
-                except WatchError:
-                    overtaken += 1
-            if overtaken >= _PATIENCE:
-                self._redis.set(turn, me, nx=True, ex=_TURN_SECONDS)
-
-    def _write(self, pipe: Any, change: Change) -> None:
-        """Add the writes of a change to a transaction."""
-        records = {self._key(*key): value for key, value in change.records.items()}
-        gone = [key for key, value in records.items() if value is None]
-        there = {key: value for key, value in records.items() if value is not None}
-        if gone:
-            pipe.delete(*gone)
-        if there:
-            pipe.mset(there)
-        for (kind, name), rank in change.ranks.items():
-            key = self._key("ranks", kind.encode())
-            pipe.zrem(key, name) if rank is None else pipe.zadd(key, {name: rank})
-        for total, more in change.totals.items():
-            pipe.incrby(self._key("total", total.encode()), more)
-
-    def _values(self, redis: Any, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        return redis.mget([self._key(kind, name) for name in names]) if names else []
+        lock = self._key("lock")
+        with self._redis.pipeline() as pipe:
+            pipe.watch(lock)
+            if pipe.get(lock) != mine:
+                return False
+            pipe.multi()
+            kept = {self._key(*name): value for name, value in change.records.items() if value is not None}
+            gone = [self._key(*name) for name, value in change.records.items() if value is None]
+            if kept:
+                pipe.mset(kept)
+            pipe.delete(lock, *gone)
+            for (kind, name), rank in change.ranks.items():
+                key = self._key("ranks", kind.encode())
+                pipe.zrem(key, name) if rank is None else pipe.zadd(key, {name: rank})
+            for total, more in change.totals.items():
+                pipe.incrby(self._key("total", total.encode()), more)
+            try:
+                pipe.execute()
+            except WatchError:
+                return False
+        return True
 
     def _read(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        return self._values(self._redis, kind, names)
+        return self._redis.mget([self._key(kind, name) for name in names]) if names else []
 
     def _ranks(self, kind: str, names: Sequence[bytes]) -> list[float | None]:
         return self._redis.zmscore(self._key("ranks", kind.encode()), names) if names else []
 
     def _ranked(self, kind: str, *, above: float = -math.inf, below: float = math.inf) -> list[bytes]:
-        names: list[bytes] = self._redis.zrangebyscore(
-            self._key("ranks", kind.encode()), f"({above!r}", f"({below!r}"
-        )
+        kept = self._key("ranks", kind.encode())
+        names: list[bytes] = self._redis.zrangebyscore(kept, f"({above!r}", f"({below!r}")
         return names
 
     def counts(self, *, now: float) -> Counts:
         live = self._key("ranks", b"live")
         with self._redis.pipeline() as pipe:
             pipe.zcard(live).zcount(live, f"({now!r}", "+inf")
-            registered, able, totals = pipe.mget(
-                self._key("total", b"prekeys"), self._key("total", b"runs")
-            ).execute()
+            pipe.mget(self._key("total", b"prekeys"), self._key("total", b"runs"))
+            registered, able, totals = pipe.execute()
         return Counts(registered, able, *(int(total or 0) for total in totals))
 
     def ping(self) -> None:
@@ -302,8 +239,27 @@ class RedisStore(TrackerStore):
         self._redis.close()
 
 
-def _check_settings(settings: Mapping[Any, Any]) -> None:
-    """Refuse settings under which Redis could lose an answer it gave; one that it does not tell passes."""
+def open_redis(url: str) -> RedisStore:
+    """The store behind redis://HOST:PORT/NUMBER, or rediss:// with TLS.
+
+    Raises `ConfigError` where the package redis is missing, nothing answers at the address, or the server's settings
+    allow it to forget what it answered.
+    """
+    try:
+        import redis
+    except ImportError:
+        missing = "the Redis store needs the package redis"
+        raise ConfigError(missing, field="--store", hint="pip install 'niss[tracker]' redis") from None
+    settings = {}
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_SECONDS)
+        client.ping()
+        # A hosted Redis may not tell its settings; the guide says what they must be.
+        with contextlib.suppress(redis.ResponseError):
+            settings = client.config_get(*_SAFE_SETTINGS)
+    except (redis.RedisError, ValueError) as error:
+        away = f"cannot reach Redis: {error}"
+        raise ConfigError(away, field="--store", hint="is redis-server running there?") from None
     for name, safe in _SAFE_SETTINGS.items():
         if settings.get(name, safe) != safe:
             raise ConfigError(
@@ -311,23 +267,18 @@ def _check_settings(settings: Mapping[Any, Any]) -> None:
                 field="--store",
                 hint=f"redis-cli config set {name} {safe}, and write it into redis.conf",
             )
+    return RedisStore(client, (redis.RedisError, OSError))
 
 
 def sqlite_path(url: str) -> str | None:
     """The file in sqlite:///FILE; None for the address of a Redis server, `ConfigError` for anything else."""
-    scheme, separator, rest = url.partition("://")
-    if separator and scheme in ("redis", "rediss"):
+    scheme, _, rest = url.partition("://")
+    if scheme in ("redis", "rediss") and rest:
         return None
-    if not separator or scheme != "sqlite":
-        raise ConfigError(
-            f"{scheme!r} is not a kind of store",
-            field="--store",
-            hint="give sqlite:///FILE, or redis://HOST:PORT/0 for several tracker processes",
-        )
     path = rest.removeprefix("/")
-    if not rest.startswith("/") or not path or path.endswith("/"):
+    if scheme != "sqlite" or not rest.startswith("/") or not path or path.endswith("/"):
         raise ConfigError(
-            f"{url!r} does not name a file",
+            "must be sqlite:///FILE, or redis://HOST:PORT/0 for several tracker processes",
             field="--store",
             hint="sqlite:///tracker.db is a file here, sqlite:////var/lib/niss/tracker.db one elsewhere",
         )
@@ -340,4 +291,4 @@ def open_store(url: str) -> TrackerStore:
     Raises `ConfigError` where the address is wrong or the store behind it cannot be used.
     """
     path = sqlite_path(url)
-    return RedisStore.connect(url) if path is None else SqliteStore(path)
+    return open_redis(url) if path is None else SqliteStore(path)

@@ -14,21 +14,16 @@ import math
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niss.protocol.keys import fingerprint
 from niss.redaction import redact, safe_traceback
 from niss.tracker.auth import Buckets, Refused
-from niss.tracker.values import Counts
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from niss.tracker.store import Counts
 
 BODY = "niss.body"
 """Where the body of a request lies in its scope, whole."""
@@ -52,7 +47,7 @@ class Gate:
     15 seconds (408). A defect of the application is logged and goes no further.
     """
 
-    def __init__(self, app: App, *, metrics: Metrics, address_rate: float, body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, address_rate: float, body_bytes: int) -> None:
         self._app, self._metrics, self._body_bytes = app, metrics, body_bytes
         self._buckets = Buckets(address_rate)
 
@@ -63,7 +58,7 @@ class Gate:
         began = time.perf_counter()
         status = 500
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -88,13 +83,8 @@ class Gate:
     def _check_rate(self, scope: Scope) -> None:
         """Refuse an address that asks too often; health and metrics are exempt, so that monitoring keeps working."""
         client = scope.get("client")
-        if client is None or scope["path"] in _UNLIMITED:
-            return
-        wait = self._buckets.take(client[0], time.monotonic())
-        if wait:
-            raise Refused(
-                429, "too many requests from this address", hint=f"wait {wait:.1f} s", retry_after=wait
-            )
+        if client is not None and scope["path"] not in _UNLIMITED:
+            self._buckets.check(client[0], time.monotonic(), "requests from this address")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body; nothing beyond the limit is read (413), and a sender that stalls is not waited for (408)."""
@@ -115,16 +105,12 @@ class Gate:
                         raise self._too_large()
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise Refused(408, "the body did not arrive in time", hint="send it again") from None
+            raise Refused(408, None, "the body did not arrive in time", "send it again") from None
         return b"".join(parts)
 
     def _too_large(self) -> Refused:
-        return Refused(
-            413,
-            f"larger than {self._body_bytes} bytes",
-            field="body",
-            hint="send fewer prekeys or members at once",
-        )
+        large = f"larger than {self._body_bytes} bytes"
+        return Refused(413, "body", large, "send fewer prekeys or members at once")
 
     def _log(
         self, scope: Scope, route: str, status: int, seconds: float, failure: BaseException | None
@@ -134,8 +120,6 @@ class Gate:
             level = logging.ERROR
         else:
             level = logging.DEBUG if status < 400 and scope["method"] == "GET" else logging.INFO
-        if not logging.getLogger("niss.tracker").isEnabledFor(level):
-            return
         caller = scope.get(CALLER)
         log(
             "request" if failure is None else "defect",
@@ -159,7 +143,8 @@ def shown(refusal: Refused) -> JSONResponse:
     if refusal.status in (408, 413):
         # The rest of the body is still on its way; it is not to be taken for the next request.
         headers["connection"] = "close"
-    return JSONResponse(refusal.body(), refusal.status, headers=headers)
+    error = {"message": refusal.message, "field": refusal.field, "hint": refusal.hint}
+    return JSONResponse({"error": error}, refusal.status, headers=headers)
 
 
 def _method(scope: Scope) -> str:
@@ -172,7 +157,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
     """The body as one message, and after it whatever really comes: the end of the connection."""
     delivered = False
 
-    async def replay() -> MutableMapping[str, Any]:
+    async def replay() -> Message:
         nonlocal delivered
         if delivered:
             return await receive()
@@ -192,36 +177,33 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, str, int]] = Counter()
-        self._buckets: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
+        self._seconds: dict[str, tuple[list[int], float]] = {}
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answer; `route` is the pattern of the path, never the path itself, so that labels stay few."""
-        place = next((at for at, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))
         with self._lock:
             self._requests[method, route, status] += 1
-            self._buckets.setdefault(route, [0] * (len(_BOUNDS) + 1))[place] += 1
-            self._sums[route] = self._sums.get(route, 0.0) + seconds
+            numbers, total = self._seconds.get(route, ([0] * (len(_BOUNDS) + 1), 0.0))
+            numbers[bisect_left(_BOUNDS, seconds)] += 1
+            self._seconds[route] = numbers, total + seconds
 
     def text(self, counts: Counts) -> str:
         """Everything in the text format of Prometheus, version 0.0.4; `counts` are the gauges, from the store.
 
         Labels are patterns of this application and methods that it knows: nothing in them needs to be escaped.
         """
-        with self._lock:
-            requests, sums = dict(self._requests), dict(self._sums)
-            buckets = {route: list(numbers) for route, numbers in self._buckets.items()}
         lines = _head("requests_total", "counter", "Requests answered.")
-        for (method, route, status), count in sorted(requests.items()):
-            labels = f'method="{method}",route="{route}",status="{status}"'
-            lines.append(f"niss_tracker_requests_total{{{labels}}} {count}")
-        lines += _head("request_seconds", "histogram", "Time to answer.")
-        for route, numbers in sorted(buckets.items()):
-            name, labels = "niss_tracker_request_seconds", f'route="{route}"'
-            for bound, below in zip((*map(str, _BOUNDS), "+Inf"), itertools.accumulate(numbers), strict=True):
-                lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {below}')
-            lines.append(f"{name}_sum{{{labels}}} {sums[route]:.6f}")
-            lines.append(f"{name}_count{{{labels}}} {sum(numbers)}")
+        with self._lock:
+            for (method, route, status), count in sorted(self._requests.items()):
+                labels = f'method="{method}",route="{route}",status="{status}"'
+                lines.append(f"niss_tracker_requests_total{{{labels}}} {count}")
+            lines += _head("request_seconds", "histogram", "Time to answer.")
+            for route, (numbers, total) in sorted(self._seconds.items()):
+                name, label = "niss_tracker_request_seconds", f'route="{route}"'
+                below = zip((*map(str, _BOUNDS), "+Inf"), itertools.accumulate(numbers), strict=True)
+                lines += [f'{name}_bucket{{{label},le="{bound}"}} {number}' for bound, number in below]
+                lines.append(f"{name}_sum{{{label}}} {total:.6f}")
+                lines.append(f"{name}_count{{{label}}} {sum(numbers)}")
         for gauge, meaning, value in (
             ("clients_registered", "Clients registered, live or not.", counts.registered),
             ("clients_live", "Clients that can be seated.", counts.live),

@@ -14,11 +14,12 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from niss.errors import ConfigError, NissError
 from niss.protocol.keyfile import create_keyfile, load_coalition, load_identity
@@ -27,7 +28,8 @@ from niss.tracker.app import make_app
 from niss.tracker.databases import open_store, sqlite_path
 from niss.tracker.gate import log, start_logging
 from niss.tracker.options import TrackerOptions
-from niss.tracker.service import ExternalChains, Tracker
+from niss.tracker.rounds import ExternalChains
+from niss.tracker.service import Tracker
 
 _GRACE_SECONDS = 10
 _SWEEP_SECONDS = 3600.0
@@ -67,14 +69,14 @@ def serve(options: TrackerOptions) -> None:
             lists=not options.holder_only,
             **_lists(options),
         )
-        config = _config(options, tracker)
-        listening = _listen(options)
+        running = _Server(tracker, options)
+        listening = listen(options.host, options.port)
         # What is there now stays; the collector need not look through it again and again.
         gc.freeze()
         # uvicorn raises the signal again when it is done; it has been obeyed by then.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        _Server(config, tracker, options).run([listening])
+        running.run([listening])
     finally:
         store.close()
     log("stopped")
@@ -118,53 +120,35 @@ def _check_tls(options: TrackerOptions) -> None:
             raise ConfigError(f"the file {path} does not exist", field=name, hint="give a file in PEM format")
 
 
-def _listen(options: TrackerOptions) -> socket.socket:
-    """A listening socket; taken before uvicorn starts, so that a taken port is an error with a hint, not a log
-    line.
-    """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections already: a taken port is a `ConfigError` before anything is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen on {options.host}, port {options.port}: {error}",
+            f"cannot listen on {host}, port {port}: {error}",
             field="--port",
             hint="another process may have it; --port 0 takes a free one",
         ) from None
 
 
-def _config(options: TrackerOptions, tracker: Tracker) -> uvicorn.Config:
-    """uvicorn without websockets, access log and headers that tell its version; certificates are tried here."""
-    config = uvicorn.Config(
-        make_app(tracker),
-        ssl_certfile=options.tls_cert,
-        ssl_keyfile=options.tls_key,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        limit_concurrency=2000,
-        backlog=_BACKLOG,
-    )
-    try:
-        config.load()
-    except OSError as error:
-        raise _unusable_certificate(error) from None
-    return config
+def address(listening: socket.socket, *, secure: bool = False) -> str:
+    """The address of a server that listens there, as a browser takes it."""
+    host, port = listening.getsockname()[:2]
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class TidyServer(uvicorn.Server):
-    """A server that drops half-open connections: uvicorn waits for the rest of a request for ever.
+    """A server without websockets, access log and headers that tell its version.
 
-    `unanswered` are the seconds that an answer may take.
+    It drops half-open connections: uvicorn waits for the rest of a request for ever.
     """
 
-    def __init__(self, config: uvicorn.Config, *, unanswered: float = _UNANSWERED_SECONDS) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, *, unanswered: float = _UNANSWERED_SECONDS, **settings: Any) -> None:
+        """`unanswered` are the seconds that an answer may take; `settings` those of uvicorn."""
+        settings |= {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False}
+        super().__init__(uvicorn.Config(app, server_header=False, proxy_headers=False, **settings))
         self._unanswered = unanswered
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -172,7 +156,7 @@ class TidyServer(uvicorn.Server):
         """Start listening, and whatever goes on beside the requests."""
         await super().startup(sockets)
         if self.started:
-            self._tasks = [asyncio.create_task(one) for one in self._beside()]
+            self._tasks = [asyncio.create_task(task) for task in self._beside()]
 
     def _beside(self) -> list[Coroutine[Any, Any, None]]:
         """What goes on beside the requests, until the server ends."""
@@ -197,10 +181,21 @@ class TidyServer(uvicorn.Server):
 class _Server(TidyServer):
     """A server that says when it is ready and erases clients that are long gone."""
 
-    def __init__(self, config: uvicorn.Config, tracker: Tracker, options: TrackerOptions) -> None:
-        super().__init__(config)
+    def __init__(self, tracker: Tracker, options: TrackerOptions) -> None:
+        """`ConfigError` where the certificate cannot be used."""
+        super().__init__(
+            make_app(tracker),
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            limit_concurrency=2000,
+            backlog=_BACKLOG,
+        )
         self._tracker, self._options = tracker, options
         self._asked = asyncio.Event()
+        with _usable_certificate():
+            self.config.load()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, then print the one line of JSON that says where and under which keys."""
@@ -210,15 +205,12 @@ class _Server(TidyServer):
         # Only the main thread is told of signals.
         if _RELOAD is not None and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(_RELOAD, self._asked.set)
-        name: Any = self.servers[0].sockets[0].getsockname()
-        host, port = str(name[0]), int(name[1])
+        listening: Any = self.servers[0].sockets[0]
         secure = self._options.tls_cert is not None
-        url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-        if not secure and host not in _LOOPBACK:
-            log(
-                "listening without TLS beyond this machine",
-                hint="give --tls-cert and --tls-key, or let a proxy do TLS",
-            )
+        url = address(listening, secure=secure)
+        if not secure and listening.getsockname()[0] not in _LOOPBACK:
+            hint = "give --tls-cert and --tls-key, or let a proxy do TLS"
+            log("listening without TLS beyond this machine", hint=hint)
         keys = {"tracker": self._tracker.public.hex(), "holder": self._tracker.holder.public.hex()}
         log("ready", url=url)
         sys.stdout.write(json.dumps({"url": url, **keys}) + "\n")
@@ -234,7 +226,7 @@ class _Server(TidyServer):
             self._asked.clear()
             try:
                 lists = await asyncio.to_thread(_lists, self._options)
-                left = await asyncio.to_thread(self._tracker.members.replace_lists, **lists)
+                left = await asyncio.to_thread(self._tracker.replace_lists, **lists)
                 log("lists read again", left=left)
                 if self.config.ssl is not None:
                     _reload_certificate(self.config.ssl, self._options)
@@ -258,20 +250,19 @@ class _Server(TidyServer):
 def _reload_certificate(context: ssl.SSLContext, options: TrackerOptions) -> None:
     """Use the certificate as it is on disk for connections from now on; `ConfigError` if it does not fit its key."""
     assert options.tls_cert is not None
+    with _usable_certificate():
+        # One that fails would spoil the context.
+        for tried in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            tried.load_cert_chain(options.tls_cert, options.tls_key)
+
+
+@contextlib.contextmanager
+def _usable_certificate() -> Iterator[None]:
     try:
-        for one in (
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
-            context,
-        ):  # One that fails would spoil the context.
-            one.load_cert_chain(options.tls_cert, options.tls_key)
+        yield
     except OSError as error:
-        raise _unusable_certificate(error) from None
-
-
-def _unusable_certificate(error: OSError) -> ConfigError:
-    return ConfigError(
-        f"the certificate or its key cannot be used: {error}", field="--tls-cert", hint="give PEM files"
-    )
+        unusable = f"the certificate or its key cannot be used: {error}"
+        raise ConfigError(unusable, field="--tls-cert", hint="give PEM files") from None
 
 
 def drop_half_open(
@@ -291,14 +282,14 @@ def drop_half_open(
     so is one that does not take its answer in time.
     """
     standing = {}
-    for one in list(connections):
-        cycle = one.cycle
+    for connection in list(connections):
+        cycle = connection.cycle
         answering = cycle is not None and not cycle.response_complete
-        before = seen.get(one)
+        before = seen.get(connection)
         if before is None or before[0] is not cycle or before[1] != answering:
-            standing[one] = (cycle, answering, now)
+            standing[connection] = (cycle, answering, now)
         elif now - before[2] > (unanswered if answering else _SILENT_SECONDS):
-            one.transport.abort()
+            connection.transport.abort()
         else:
-            standing[one] = before
+            standing[connection] = before
     return standing

@@ -1,4 +1,4 @@
-"""When what a tracker keeps may change, and what every store must guarantee.
+"""What a tracker keeps, when it may change, and what every store must guarantee.
 
 All methods of a `TrackerStore` are atomic, also against other processes on the same store. What `seat` and `release`
 answer was written durably before: after a crash the same question has the same answer. A prekey leaves the store once,
@@ -8,38 +8,139 @@ the seed of a beacon chain, and of keys only public halves.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
+import struct
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from niss.errors import ConfigError
 from niss.protocol.curve import uint64
-from niss.protocol.keys import LINKS_PER_ROUND, decode_prekey, encode_prekey, fingerprint
-from niss.protocol.messages import Prekey
-from niss.tracker.auth import Refused, conflict
-from niss.tracker.values import (
-    Batch,
-    Client,
-    Counts,
-    Release,
-    Run,
-    Seating,
-    SeatRequest,
-    Stock,
-    pack_participants,
+from niss.protocol.keys import (
+    LINKS_PER_ROUND,
+    PUBLIC_BYTES,
+    SIGNATURE_BYTES,
+    decode_prekey,
+    encode_prekey,
+    fingerprint,
 )
+from niss.protocol.messages import Participant, Prekey
+from niss.tracker.api import HASH_BYTES, CommitmentBody, SeatsWanted
+from niss.tracker.auth import Refused
 
 _FORGOTTEN_AT_ONCE = 500
+_SEAT_BYTES = PUBLIC_BYTES + 8 + PUBLIC_BYTES + SIGNATURE_BYTES
+_RUN = struct.Struct(">Q32s32s64sQ")
 T = TypeVar("T")
+Batch = Sequence[Prekey]
 
 
-class Overtaken(Exception):
-    """A change has read what does not fit together: others changed it meanwhile. It is to be tried again."""
+@dataclass(frozen=True)
+class Stock:
+    """A client's one-time keys after a request: how many are held, and what became of those it sent.
+
+    accepted    new ones, put into stock
+    known       sent before and still in stock
+    stale       with a number that was used up before: never handed out again
+    """
+
+    held: int
+    accepted: int = 0
+    known: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True)
+class Client:
+    """What is kept of a client.
+
+    highest      the highest prekey number ever taken, -1 at first
+    held         the numbers of the prekeys in stock, rising
+    coalition    the one it belongs to
+    registered   False for one that left, of which only `highest` is remembered
+    """
+
+    highest: int = -1
+    held: tuple[int, ...] = ()
+    coalition: str | None = None
+    registered: bool = False
+
+    def pack(self) -> bytes:
+        return json.dumps(astuple(self)).encode()
+
+    @classmethod
+    def unpack(cls, record: bytes | None) -> Self:
+        """The client in a record; one that is not known has nothing and is not registered."""
+        if record is None:
+            return cls()
+        highest, held, coalition, registered = json.loads(record)
+        return cls(highest, tuple(held), coalition, registered)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its chain of links.
+
+    rounds      how many rounds the chain is for
+    salt        random, not secret; with the tracker's identity it fixes the chain (see `OwnChains`)
+    anchor      the end of the chain, to which every link leads by hashing
+    signature   the holder's, under run, rounds and anchor
+    highest     the highest link let out so far, 0 at first
+    """
+
+    rounds: int
+    salt: bytes
+    anchor: bytes
+    signature: bytes
+    highest: int = 0
+
+    def pack(self) -> bytes:
+        return _RUN.pack(*astuple(self))
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Self:
+        return cls(*_RUN.unpack(record))
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Who sits in an attempt, in order, for good.
+
+    request_hash   `SeatsWanted.hash` of the request that made it
+    packed         identity and packed prekey of each seat, 136 bytes a seat
+    """
+
+    request_hash: bytes
+    packed: bytes
+
+    def participants(self) -> tuple[Participant, ...]:
+        seats = [self.packed[at : at + _SEAT_BYTES] for at in range(0, len(self.packed), _SEAT_BYTES)]
+        return tuple(Participant(seat[:PUBLIC_BYTES], decode_prekey(seat[PUBLIC_BYTES:])) for seat in seats)
+
+    def pack(self) -> bytes:
+        return self.request_hash + self.packed
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Self:
+        return cls(record[:HASH_BYTES], record[HASH_BYTES:])
+
+
+R = TypeVar("R", Run, Seating, CommitmentBody)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much a store holds: clients registered, those of them that are live, prekeys in stock, runs."""
+
+    registered: int
+    live: int
+    prekeys: int
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -63,16 +164,19 @@ class Change:
     def keep(self, identity: bytes, client: Client) -> None:
         self.records["clients", identity] = client.pack()
 
+    def set_once(self, kind: str, name: bytes, value: bytes) -> bytes:
+        """Write a record unless there is one; returns the one there is then."""
+        (record,) = self.read(kind, [name])
+        if record is None:
+            self.records[kind, name] = value
+        return value if record is None else record
+
     def take(self, prekeys: Sequence[tuple[bytes, int]]) -> list[bytes]:
-        """Prekeys by owner and number, packed, which leave the stock for good; the owners' records are not changed."""
+        """Prekeys in stock by owner and number, packed, which leave it for good; their owners' records stay."""
         names = [identity + uint64(number) for identity, number in prekeys]
-        taken = []
-        for name, packed in zip(names, self.read("prekeys", names), strict=True):
-            if packed is None:
-                raise Overtaken
-            public = decode_prekey(packed).public
-            self.records["prekeys", name] = self.records["publics", public] = None
-            taken.append(packed)
+        taken = [packed for packed in self.read("prekeys", names) if packed is not None]
+        for name, packed in zip(names, taken, strict=True):
+            self.records["prekeys", name] = self.records["publics", decode_prekey(packed).public] = None
         self.totals["prekeys"] -= len(taken)
         return taken
 
@@ -111,8 +215,8 @@ class TrackerStore(ABC):
     def _change(self, work: Callable[[Change], T], *, synced: bool = True) -> T:
         """Make a change at once, or none of it where `work` raises; returns what `work` does.
 
-        What `work` reads is still so when its change is made: where it is not, `work` is called again. With `synced`,
-        the change is on disk when this returns.
+        Nothing that `work` reads changes before its change is made: where it could have, `work` is called again. With
+        `synced`, the change is on disk when this returns.
         """
 
     @abstractmethod
@@ -141,7 +245,20 @@ class TrackerStore(ABC):
 
     def bind(self, name: str, value: bytes) -> bytes:
         """Set a fact about the tracker unless it is set already; returns the value it then has."""
-        return self._change(lambda change: _set_once(change, "about", name.encode(), value))
+        return self._change(lambda change: change.set_once("about", name.encode(), value))
+
+    def bind_identity(self, public: bytes) -> None:
+        """Tie the store to the identity that first used it; `ConfigError` where that was another one.
+
+        With another identity the chains of its runs would be others, and no link would lead to its anchor.
+        """
+        bound = self.bind("identity", public)
+        if bound != public:
+            raise ConfigError(
+                f"this store belongs to the tracker {fingerprint(bound)}, not to {fingerprint(public)}",
+                field="--identity",
+                hint="give the key file this tracker was started with, or a new store",
+            )
 
     def first_use(self, identity: bytes, nonce: bytes, *, now: float, expires: float) -> bool:
         """Remember a nonce until it expires; False if it was used before."""
@@ -178,51 +295,36 @@ class TrackerStore(ABC):
 
         return self._change(add)
 
-    def _add(self, change: Change, identity: bytes, prekeys: Batch, expires: float, largest: int) -> Stock:
-        (client,) = change.clients([identity])
-        new, stock = self._sort_batch(change, identity, client, prekeys, largest)
-        publics = [prekey.public for prekey in new.values()]
-        if any(change.read("publics", publics)) or len(set(publics)) < len(publics):
-            raise conflict(
-                "prekeys",
-                "another client has a prekey with this public key, or this one has two",
-                "make new ones",
-            )
-        for number, prekey in new.items():
-            change.records["prekeys", identity + uint64(number)] = encode_prekey(prekey)
-            change.records["publics", prekey.public] = identity
-        change.totals["prekeys"] += len(new)
-        held = (*client.held, *new)
-        highest = max(new, default=client.highest)
-        change.keep(identity, replace(client, highest=highest, held=held, registered=True))
-        change.ranks["live", identity], change.ranks["left", identity] = expires, None
-        return stock
-
     @staticmethod
-    def _sort_batch(
-        change: Change, identity: bytes, client: Client, batch: Batch, largest: int
-    ) -> tuple[dict[int, Prekey], Stock]:
-        """The new prekeys of a batch by number, in rising order; and what the client's stock is with them.
-
-        A number above the highest ever taken is new; of the others, those still in stock are known and the rest
-        stale, since numbers only rise. Refused (409): a batch of stale ones alone, whose sender has lost count, and
-        one that does not fit.
+    def _add(change: Change, identity: bytes, batch: Batch, expires: float, largest: int) -> Stock:
+        """A number above the highest ever taken is new; of the others, those still in stock are known and the rest
+        stale, since numbers only rise.
         """
-        new = {prekey.number: prekey for prekey in batch if prekey.number > client.highest}
+        (client,) = change.clients([identity])
+        rising = sorted(batch, key=lambda prekey: prekey.number)
+        new = {prekey.number: prekey for prekey in rising if prekey.number > client.highest}
         old = [prekey for prekey in batch if prekey.number <= client.highest]
         in_stock = change.read("prekeys", [identity + uint64(prekey.number) for prekey in old])
         known = sum(packed == encode_prekey(prekey) for packed, prekey in zip(in_stock, old, strict=True))
         stale = len(old) - known
         if stale and stale == len(batch):
-            raise conflict(
-                "prekeys",
-                "all these prekeys carry numbers that were used before",
-                "numbers only rise: go on with the key store this identity used before, or make a new identity",
-            )
-        held = len(client.held) + len(new)
-        if held > largest:
-            raise conflict("prekeys", f"a client has at most {largest} prekeys in stock", "send fewer")
-        return dict(sorted(new.items())), Stock(held, len(new), known, stale)
+            hint = "numbers only rise: go on with the key store used before, or make a new identity"
+            raise Refused(409, "prekeys", "all these prekeys carry numbers that were used before", hint)
+        held = (*client.held, *new)
+        if len(held) > largest:
+            raise Refused(409, "prekeys", f"a client has at most {largest} prekeys in stock", "send fewer")
+        publics = [prekey.public for prekey in new.values()]
+        if any(change.read("publics", publics)) or len(set(publics)) < len(publics):
+            twice = "another client has a prekey with this public key, or this one has two"
+            raise Refused(409, "prekeys", twice, "make new ones")
+        for number, prekey in new.items():
+            change.records["prekeys", identity + uint64(number)] = encode_prekey(prekey)
+            change.records["publics", prekey.public] = identity
+        change.totals["prekeys"] += len(new)
+        highest = max(new, default=client.highest)
+        change.keep(identity, replace(client, highest=highest, held=held, registered=True))
+        change.ranks["live", identity], change.ranks["left", identity] = expires, None
+        return Stock(len(held), len(new), known, stale)
 
     def beat(self, identity: bytes, *, expires: float) -> Stock | None:
         """Make a registered client live again; None if it is not registered."""
@@ -282,8 +384,10 @@ class TrackerStore(ABC):
         expired = self._ranked("live", below=before)
         left = self._ranked("left", below=before - self.REMEMBER_LEFT)
         for identities, registered in ((expired, True), (left, False)):
-            for some in _batches(identities, _FORGOTTEN_AT_ONCE):
-                self._change(partial(self._forget, some, registered))
+            for start in range(0, len(identities), _FORGOTTEN_AT_ONCE):
+                self._change(
+                    partial(self._forget, identities[start : start + _FORGOTTEN_AT_ONCE], registered)
+                )
         return len(expired)
 
     def _forget(self, identities: Sequence[bytes], registered: bool, change: Change) -> None:
@@ -296,7 +400,7 @@ class TrackerStore(ABC):
         """Begin a run unless it has begun; returns the run as it then is."""
 
         def start(change: Change) -> Run:
-            started = Run.unpack(_set_once(change, "runs", run, wanted.pack()))
+            started = Run.unpack(change.set_once("runs", run, wanted.pack()))
             change.totals["runs"] += ("runs", run) in change.records
             return started
 
@@ -304,10 +408,9 @@ class TrackerStore(ABC):
 
     def run(self, run: bytes) -> Run | None:
         """The run of that name, None where none has begun."""
-        (record,) = self._read("runs", [run])
-        return None if record is None else Run.unpack(record)
+        return _unpacked(Run, self._read("runs", [run]))
 
-    def seat(self, run: bytes, link: int, request: SeatRequest, *, now: float) -> Seating:
+    def seat(self, run: bytes, link: int, request: SeatsWanted, *, now: float) -> Seating:
         """Seat an attempt and take one prekey, the oldest, of each client in it. The same request has the same answer.
 
         Refused: an unknown run (404); too few live clients, another request than the one that seated this attempt, or
@@ -315,48 +418,44 @@ class TrackerStore(ABC):
         """
         # Whoever registered and has not left expires after 0.
         seating = self._change(partial(self._seat, run, link, request, 0.0 if request.absent else now))
-        if seating.request_hash != request.hash:
-            raise conflict(
-                "attempt",
-                "this attempt was seated before, by another request",
-                "ask as before to get the same list, or open the next attempt",
-            )
+        if seating.request_hash != request.hash():
+            hint = "ask as before to get the same list, or open the next attempt"
+            raise Refused(409, "attempt", "this attempt was seated before, by another request", hint)
         return seating
 
-    def _seat(self, run: bytes, link: int, request: SeatRequest, now: float, change: Change) -> Seating:
+    def _seat(self, run: bytes, link: int, request: SeatsWanted, now: float, change: Change) -> Seating:
         """The seating there is, whatever request made it, or else a new one."""
         name = run + uint64(link)
-        (record,) = change.read("seatings", [name])
-        if record is not None:
-            return Seating.unpack(record)
+        if (seated := _unpacked(Seating, change.read("seatings", [name]))) is not None:
+            return seated
         self._check_turn(change, run, link)
         chosen = self._choose(change, request, now)
         if len(chosen) < request.at_least:
-            raise conflict(
-                "at_least",
-                f"{len(chosen)} of the clients asked for are live and have a prekey left, "
-                f"at least {request.at_least} are needed",
-                "wait until more have registered, or let those with an empty stock replenish it",
-            )
+            few = f"{len(chosen)} of the clients asked for are live and have a prekey left, not {request.at_least}"
+            raise Refused(409, "at_least", few, "wait until more have registered or replenished their stock")
         taken = change.take([(identity, client.held[0]) for identity, client in chosen])
         for identity, client in chosen:
             change.keep(identity, replace(client, held=client.held[1:]))
-        identities = [identity for identity, _ in chosen]
-        seating = Seating(request.hash, pack_participants(list(zip(identities, taken, strict=True))))
+        seats = [identity + prekey for (identity, _), prekey in zip(chosen, taken, strict=True)]
+        seating = Seating(request.hash(), b"".join(seats))
         change.records["seatings", name] = seating.pack()
         return seating
 
-    def _choose(self, change: Change, request: SeatRequest, now: float) -> list[tuple[bytes, Client]]:
+    def _choose(self, change: Change, request: SeatsWanted, now: float) -> list[tuple[bytes, Client]]:
         """The live clients to be seated that have a prekey left: those named, in that order, or a random sample."""
         if request.members is not None:
             pool, most = list(dict.fromkeys(request.members)), len(request.members)
         else:
-            live, most = request.coalition is None, request.count
-            pool = self._ranked("live", above=now) if live else self._ranked(_coalition(request.coalition))
+            kind, most = (
+                "live" if request.coalition is None else _coalition(request.coalition),
+                request.count or 0,
+            )
+            pool = self._ranked(kind, above=now if kind == "live" else -math.inf)
             secrets.SystemRandom().shuffle(pool)
         chosen: list[tuple[bytes, Client]] = []
-        # No more than are needed, for a change that has read much is easily overtaken.
-        for names in _batches(pool, most):
+        # No more are read than are needed: there may be a million.
+        for start in range(0, len(pool), most):
+            names = pool[start : start + most]
             expiry = self._ranks("live", names)
             chosen += [
                 (identity, client)
@@ -370,34 +469,26 @@ class TrackerStore(ABC):
     @staticmethod
     def _check_turn(change: Change, run: bytes, link: int) -> Run:
         """Refuse a run that has not started, and a link that is not above all that were let out."""
-        (record,) = change.read("runs", [run])
-        if record is None:
-            raise unknown_run()
-        started = Run.unpack(record)
+        started = known_run(_unpacked(Run, change.read("runs", [run])))
         if link <= started.highest:
-            raise conflict(
-                "attempt",
-                f"link {started.highest} was let out: this attempt is over",
-                "open a later attempt or round",
-            )
+            over = f"link {started.highest} was let out: this attempt is over"
+            raise Refused(409, "attempt", over, "open a later attempt or round")
         return started
 
     def seating(self, run: bytes, link: int) -> Seating | None:
         """The seating of an attempt; None where there is none, or where it was erased (see `KEPT_LINKS`)."""
-        (record,) = self._read("seatings", [run + uint64(link)])
-        return None if record is None else Seating.unpack(record)
+        return _unpacked(Seating, self._read("seatings", [run + uint64(link)]))
 
-    def release(self, run: bytes, link: int, wanted: Release) -> Release:
+    def release(self, run: bytes, link: int, wanted: CommitmentBody) -> CommitmentBody:
         """Let out a link for a commitment; returns what it was let out for, which may be an earlier commitment.
 
         Refused: an unknown run (404), a link below one that was let out (409).
         """
 
-        def let_out(change: Change) -> Release:
+        def let_out(change: Change) -> CommitmentBody:
             name = run + uint64(link)
-            (record,) = change.read("releases", [name])
-            if record is not None:
-                return Release.unpack(record)
+            if (before := _unpacked(CommitmentBody, change.read("releases", [name]))) is not None:
+                return before
             started = self._check_turn(change, run, link)
             change.records["releases", name] = wanted.pack()
             change.records["runs", run] = replace(started, highest=link).pack()
@@ -407,18 +498,9 @@ class TrackerStore(ABC):
 
         return self._change(let_out)
 
-    def released(self, run: bytes, link: int) -> Release | None:
+    def released(self, run: bytes, link: int) -> CommitmentBody | None:
         """What a link was let out for; None while it is not out."""
-        (record,) = self._read("releases", [run + uint64(link)])
-        return None if record is None else Release.unpack(record)
-
-
-def _set_once(change: Change, kind: str, name: bytes, value: bytes) -> bytes:
-    """Write a record unless there is one; returns the one there is then."""
-    (record,) = change.read(kind, [name])
-    if record is None:
-        change.records[kind, name] = value
-    return value if record is None else record
+        return _unpacked(CommitmentBody, self._read("releases", [run + uint64(link)]))
 
 
 def _coalition(name: str | None) -> str:
@@ -426,24 +508,14 @@ def _coalition(name: str | None) -> str:
     return f"coalition:{name or ''}"
 
 
-def _batches(names: Sequence[bytes], most: int) -> Iterator[Sequence[bytes]]:
-    for start in range(0, len(names), most):
-        yield names[start : start + most]
+def known_run(run: Run | None) -> Run:
+    """A run that has begun; refused (404) where it has not."""
+    if run is None:
+        raise Refused(404, "run", "no run of that name has begun", "the server starts it")
+    return run
 
 
-def bind_identity(store: TrackerStore, public: bytes) -> None:
-    """Tie a store to the identity that first used it; `ConfigError` where that was another one.
-
-    With another identity the chains of its runs would be others, and no link would lead to its anchor.
-    """
-    bound = store.bind("identity", public)
-    if bound != public:
-        raise ConfigError(
-            f"this store belongs to the tracker {fingerprint(bound)}, not to {fingerprint(public)}",
-            field="--identity",
-            hint="give the key file this tracker was started with, or a new store",
-        )
-
-
-def unknown_run() -> Refused:
-    return Refused(404, "no run of that name has begun", field="run", hint="the server starts it")
+def _unpacked(kind: type[R], records: Sequence[bytes | None]) -> R | None:
+    """The value in the one record that was read, None where there is none."""
+    (record,) = records
+    return None if record is None else kind.unpack(record)

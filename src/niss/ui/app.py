@@ -20,33 +20,26 @@ import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niss.accounting import PlanQuestion
-from niss.errors import ConfigError, NissError, RunFolderError
+from niss.errors import NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.settings import check
-from niss.tracker.serve import TidyServer
+from niss.tracker.serve import TidyServer, address, listen
 from niss.ui.pages import fill
 from niss.ui.planning import answer
 from niss.ui.runs import ReportPages, RunFolders, live_view
 from niss.version import __version__
-
-# The three parts of ASGI, the interface between a Python web application and its server.
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # Pages run their own scripts and nothing else, talk to this server alone, and cannot be framed.
 PAGE_POLICY = (
@@ -81,42 +74,19 @@ def serve(*, host: str, port: int, runs: Path, open_browser: bool, ready: Callab
 
     Raises `ConfigError` where the address is taken or cannot be listened on.
     """
-    listening = _listen(host, port)
-    name, number = listening.getsockname()[:2]
-    url = f"http://{f'[{name}]' if ':' in name else name}:{number}/"
-    config = uvicorn.Config(
-        make_app(runs, host=host),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=2,
-    )
+    listening = listen(host, port)
+    url = address(listening) + "/"
     ready(url)
     if open_browser:
         # No browser can open an address that stands for every interface.
         reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         # The socket listens already: a browser that is quicker than the server waits for it.
         threading.Thread(target=webbrowser.open, args=(reachable,), daemon=True).start()
-    TidyServer(config, unanswered=_UNANSWERED_SECONDS).run([listening])
+    app = make_app(runs, host=host)
+    TidyServer(app, unanswered=_UNANSWERED_SECONDS, timeout_graceful_shutdown=2).run([listening])
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections already, so that the address is known before the server starts."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: {error}",
-            field="--port",
-            hint="another `niss ui` may be using it; --port 0 takes a free one",
-        ) from None
-
-
-def make_app(runs: Path, *, host: str = "127.0.0.1") -> Asgi:
+def make_app(runs: Path, *, host: str = "127.0.0.1") -> ASGIApp:
     """The whole application behind its guard, for a server that listens on `host`; `runs` is the folder of runs."""
     app = FastAPI(title="niss ui", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _explain_errors(app)
@@ -228,14 +198,14 @@ class Guard:
     (403) what a page of another site asks of the interface behind the pages, which could keep this machine computing.
     """
 
-    def __init__(self, app: Asgi, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, app: ASGIApp, *, host: str = "127.0.0.1") -> None:
         self._app = app
         self._loopback = is_loopback(host)
         self._names = {"localhost"}
         if not self._loopback:
             self._names |= {host.lower(), socket.gethostname().lower()}
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -249,7 +219,7 @@ class Guard:
 
         await (self._refusal(scope) or self._app)(scope, receive, protected)
 
-    def _refusal(self, scope: Message) -> JSONResponse | None:
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to what is refused; None for what is let through."""
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
