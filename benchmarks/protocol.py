@@ -27,7 +27,7 @@ from harness import Report, Row, command_line, in_turns, medians
 from threadpoolctl import threadpool_limits
 
 from niss.accounting import DrawnAccount
-from niss.accounting.targets import committee_size, committee_threshold
+from niss.accounting.plans import committee_size, committee_threshold
 from niss.protocol.agreement import participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keys import BeaconChain, Identity

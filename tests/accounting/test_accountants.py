@@ -12,9 +12,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from niss.accounting import Charge, LedgerFile, LedgerHeader
-from niss.accounting.outsider import client_dp_event, outsider_epsilon, to_dp_event
-from niss.errors import PrivacyError
-from niss.mechanism import gdp_epsilon
+from niss.accounting.outsider import outsider_epsilon
 from support.accountant_contract import AccountantContract
 
 
@@ -30,19 +28,6 @@ class TestLedgerFile(AccountantContract):
             for number, mu in enumerate(mus):
                 ledger.charge(number, 0, {"k": Charge.of(mu, mu)})
             return ledger.epsilon(ledger.spent("k"))
-
-
-class TestDpEvents(AccountantContract):
-    """dp-accounting's PLD, told our rounds as events; deltas that are none are for it to refuse."""
-
-    above = below = 1e-3
-    refused = (([0.3, math.nan], 1e-5), ([-0.3], 1e-5))
-
-    def epsilon(self, mus: list[float], delta: float) -> float | None:
-        accountant = PLDAccountant()
-        accountant.compose(to_dp_event(mus))
-        epsilon = float(accountant.get_epsilon(delta))
-        return epsilon if math.isfinite(epsilon) else None
 
 
 class OutsiderContract(AccountantContract):
@@ -89,37 +74,26 @@ class TestUniform(OutsiderContract):
     above, below = 0.0, 1.0
 
 
-def test_the_value_of_the_field_notes() -> None:
-    mus = [1.0 / 0.4553] * 30
+@pytest.mark.parametrize(
+    ("mus", "delta", "known"),
+    [([0.3, 0.5, 0.3], 1e-5, None), ([2.0, 1e-3], 1e-2, None), ([1.0 / 0.4553] * 30, 1e-4, 116.2)],
+    ids=["", "unlike", "field notes"],
+)
+def test_dp_accounting_told_what_the_ledger_holds_finds_what_it_says(
+    tmp_path: Path, mus: list[float], delta: float, known: float | None
+) -> None:
+    """Of one client, by its own charges in the joint view; the other has no guarantee."""
+    with LedgerFile.create(tmp_path / "l.jsonl", LedgerHeader(run="x", delta=delta)) as ledger:
+        ledger.charge(0, 0, {"b": Charge.of(math.inf, 9.0)})
+        for number, mu in enumerate(mus, start=1):
+            ledger.charge(number, 0, {"a": Charge.of(mu, 9.0), "b": Charge.of(0.5, 9.0)})
     accountant = PLDAccountant()
-    accountant.compose(to_dp_event(mus))
-    epsilon = accountant.get_epsilon(1e-4)
-    assert epsilon == pytest.approx(116.2, abs=0.05)
-    assert epsilon == pytest.approx(gdp_epsilon(math.sqrt(30) / 0.4553, 1e-4), rel=1e-3)
-
-
-def test_rounds_become_gaussian_events() -> None:
-    gaussian = dp_accounting.GaussianDpEvent
-    assert to_dp_event([0.5, 0.25, 0.5]) == dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(gaussian(2.0), 2), gaussian(4.0)]
-    )
-    assert to_dp_event([0.0]) == dp_accounting.ComposedDpEvent([])
-    assert to_dp_event([None, math.inf]) == dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(dp_accounting.NonPrivateDpEvent(), 2)]
-    )
-
-
-def test_a_ledgers_client_is_told_by_its_charges_alone(tmp_path: Path) -> None:
-    with LedgerFile.create(tmp_path / "l.jsonl", LedgerHeader(run="x", delta=1e-5)) as ledger:
-        ledger.charge(1, 0, {"a": Charge.of(0.5, 9.0), "b": Charge.of(math.inf, 9.0)})
-        ledger.charge(2, 0, {"b": Charge.of(0.5, 9.0)})
-        ledger.charge(3, 0, {"a": Charge.of(0.25, 9.0)})
-    assert client_dp_event(ledger, "a") == to_dp_event([0.5, 0.25])
-    accountant = PLDAccountant()
-    accountant.compose(client_dp_event(ledger, "a"))
-    assert accountant.get_epsilon(1e-5) == pytest.approx(ledger.epsilon(ledger.spent("a")), rel=1e-3)
-    with pytest.raises(PrivacyError, match="'z' is not in"):
-        client_dp_event(ledger, "z")
+    for entry in ledger.entries[1:]:
+        accountant.compose(dp_accounting.GaussianDpEvent(1.0 / entry.charges["a"].joint))
+    epsilon = accountant.get_epsilon(delta)
+    assert epsilon == pytest.approx(ledger.epsilon(ledger.spent("a")), rel=1e-3)
+    assert known is None or epsilon == pytest.approx(known, abs=0.05)
+    assert ledger.epsilon(ledger.spent("b")) is None
 
 
 def test_importing_the_ledger_does_not_import_dp_accounting() -> None:

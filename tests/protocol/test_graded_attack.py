@@ -17,7 +17,7 @@ import pytest
 
 from niss import effective_variance
 from niss.accounting import DrawnAccount
-from niss.accounting.targets import committee_threshold
+from niss.accounting.plans import committee_threshold
 from niss.errors import RemoteProtocolError
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, EdgeKeys, agree

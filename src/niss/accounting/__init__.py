@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from niss.accounting.asked import PlanQuestion
     from niss.accounting.committed import Committed
     from niss.accounting.discretisation import Promise, grid_delta, run_grid_delta
-    from niss.accounting.judgement import Outlook, judge_plan, outlook
+    from niss.accounting.judgement import Outlook, outlook
     from niss.accounting.ledger import Charge, ChargeableLedger, Ledger, LedgerHeader
     from niss.accounting.ledger_file import LedgerFile
-    from niss.accounting.outsider import OutsiderClaim, client_dp_event, outsider_epsilon, to_dp_event
+    from niss.accounting.outsider import OutsiderClaim, outsider_epsilon
     from niss.accounting.planner import CarriedForecast, PlanForecast, forecast, plan
-    from niss.accounting.plans import Balance, Plan, RoundPlan
+    from niss.accounting.plans import Plan, RoundPlan
     from niss.accounting.statement import (
-        ClientStatement,
         Statement,
         assess,
         make_statement,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
         stated_relation,
     )
     from niss.accounting.terms import make_schedule, make_terms, propose_carried_round, propose_round
-    from niss.methods import METHODS, RELATIONS
+    from niss.methods import RELATIONS
     from niss.views import calibrate_tau2, effective_variance
 
 # Each module, and the names of `__all__` that it holds.
@@ -48,26 +47,23 @@ _MODULES = {
     "niss.accounting.discretisation": "Promise grid_delta run_grid_delta",
     "niss.accounting.ledger": "Charge ChargeableLedger LedgerHeader Ledger",
     "niss.accounting.ledger_file": "LedgerFile",
-    "niss.accounting.judgement": "Outlook judge_plan outlook",
-    "niss.accounting.outsider": "OutsiderClaim client_dp_event outsider_epsilon to_dp_event",
+    "niss.accounting.judgement": "Outlook outlook",
+    "niss.accounting.outsider": "OutsiderClaim outsider_epsilon",
     "niss.accounting.planner": "CarriedForecast PlanForecast forecast plan",
-    "niss.accounting.plans": "Balance Plan RoundPlan",
+    "niss.accounting.plans": "Plan RoundPlan",
     "niss.accounting.asked": "PlanQuestion",
-    "niss.accounting.statement": "ClientStatement Statement assess make_statement stated_delta stated_relation",
+    "niss.accounting.statement": "Statement assess make_statement stated_delta stated_relation",
     "niss.accounting.terms": "make_schedule make_terms propose_carried_round propose_round",
-    "niss.methods": "METHODS RELATIONS",
+    "niss.methods": "RELATIONS",
     "niss.views": "calibrate_tau2 effective_variance",
 }
 
 __all__ = [
-    "METHODS",
     "RELATIONS",
     "Account",
-    "Balance",
     "CarriedForecast",
     "Charge",
     "ChargeableLedger",
-    "ClientStatement",
     "Committed",
     "CommittedAccount",
     "DrawnAccount",
@@ -84,11 +80,9 @@ __all__ = [
     "Statement",
     "assess",
     "calibrate_tau2",
-    "client_dp_event",
     "effective_variance",
     "forecast",
     "grid_delta",
-    "judge_plan",
     "make_schedule",
     "make_statement",
     "make_terms",
@@ -101,7 +95,6 @@ __all__ = [
     "scheduled_run",
     "stated_delta",
     "stated_relation",
-    "to_dp_event",
     "upload_mu",
 ]
 
@@ -112,7 +105,3 @@ def __getattr__(name: str) -> Any:
             value = globals()[name] = getattr(import_module(module), name)
             return value
     raise AttributeError(f"module 'niss.accounting' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -27,7 +27,7 @@ from niss.accounting.discretisation import (
     run_grid_delta,
 )
 from niss.accounting.ledger import Charge, ChargeableLedger
-from niss.accounting.targets import committee_threshold, split_failure
+from niss.accounting.plans import committee_threshold, split_failure
 from niss.checks import require_one_of
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.methods import RELATIONS, client_sensitivity, marginal_mu

@@ -270,6 +270,5 @@ class PlanQuestion:
         names = ("carry", "rounds", "dropout", "clip", "relation")
         values = {name: getattr(self, name) for name in names} | planned.to_json()
         if self.parameters is not None:
-            judged = judge_plan(planned, parameters=self.parameters, rounds=self.rounds, clip=self.clip)
-            values["outlook"] = judged.to_json()
+            values["outlook"] = judge_plan(self, planned, self.parameters).to_json()
         return values

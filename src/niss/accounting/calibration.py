@@ -28,12 +28,12 @@ from scipy.linalg import solveh_banded
 
 from niss.accounting.committed import Committed
 from niss.errors import PrivacyError
-from niss.graph import ShareGraph, draw_graph
+from niss.graph import GRAPHS, Drawing, ShareGraph
 from niss.mechanism import gdp_mu
 from niss.mechanism.noise import Noise
 from niss.views import WorstCase, calibrate_for, worst_case
 from niss.views.collusion import SpectralBound, expected_bound, few_sets, spectral_bound
-from niss.views.numerics import find_root
+from niss.views.numerics import find_root, links
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan
@@ -97,9 +97,8 @@ class NoiseNeeded:
         self._bound: SpectralBound | None = None
         self._graph: ShareGraph | None = None
         if not complete and is_drawn(participants, draft.neighbours):
-            self._graph = draw_graph(
-                draft.graph, range(participants), degree=draft.neighbours, beacon=b"niss.planner"
-            )
+            drawing = Drawing(range(participants), draft.neighbours, b"niss.planner")
+            self._graph = GRAPHS[draft.graph](drawing)
         if not exact:
             self._bound = (
                 expected_bound(participants, draft.neighbours, assumed)
@@ -190,17 +189,8 @@ def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Cal
     honest Laplacian: one decomposition serves every kappa.
     """
     honest = np.setdiff1d(np.arange(graph.size), opponent.colluders)
-    linked = ~np.isin(graph.senders, opponent.colluders) & ~np.isin(graph.receivers, opponent.colluders)
-    kept = ShareGraph(
-        graph.size,
-        zip(
-            graph.senders[linked].tolist(),
-            graph.receivers[linked].tolist(),
-            graph.weights[linked].tolist(),
-            strict=True,
-        ),
-    )
-    values, vectors = np.linalg.eigh(kept.laplacian()[np.ix_(honest, honest)])
+    among = links(graph).toarray()[np.ix_(honest, honest)]
+    values, vectors = np.linalg.eigh(np.diag(among.sum(axis=1)) - among)
     parts = vectors[int(np.searchsorted(honest, opponent.client))] ** 2
     values = np.maximum(values, 0.0)
 

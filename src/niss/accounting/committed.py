@@ -214,9 +214,6 @@ def worst_pattern(matrix: FloatArray, separation: int, pattern: str) -> WorstPat
     `cyclic` (every `separation` rounds, from any first round): the worst offset. `any` (at least `separation` apart):
     by dynamic programming.
     """
-    require_one_of(pattern, PATTERNS, field="pattern")
-    if separation < 1:
-        raise ConfigError(f"must be at least 1, not {separation}", field="separation")
     rounds = len(matrix)
     if pattern == "cyclic" or separation == 1:
         cohort = np.arange(rounds) % separation

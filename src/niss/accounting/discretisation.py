@@ -14,8 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from niss.accounting.plans import Plan
-from niss.accounting.targets import GRID_SHARE
+from niss.accounting.plans import GRID_SHARE, Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
@@ -149,21 +148,21 @@ def grid_delta(plan: Plan, terms: Terms, participants: int) -> float:
     """
     if not terms.residual_variance:
         return 0.0
-    require_wide_noise(terms)
+    require_wide_noise(terms.grid_bits, terms.residual_variance)
     near = min(math.ceil(terms.neighbours), participants - 1)
     return Draws.of(terms, participants, [terms.neighbours / near], [participants * near]).delta(
         Promise.of(plan)
     )
 
 
-def require_wide_noise(terms: Terms) -> None:
-    """Refuse (`ConfigError`) a grid so coarse that the residual noise is only a few steps wide."""
-    steps = Grid(terms.grid_bits).deviation_steps(terms.residual_variance)
-    if terms.residual_variance and steps < LEAST_STEPS:
+def require_wide_noise(grid_bits: int, variance: float) -> None:
+    """Refuse (`ConfigError`) a grid so coarse that noise of that variance is only a few steps wide."""
+    steps = Grid(grid_bits).deviation_steps(variance)
+    if steps < LEAST_STEPS:
         raise ConfigError(
-            f"residual noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
+            f"noise of {steps:.2g} grid steps is too narrow to be told from a Gaussian",
             field="protocol.grid_bits",
-            hint=f"use more than {terms.grid_bits} bits",
+            hint=f"use more than {grid_bits} bits",
         )
 
 
@@ -185,7 +184,7 @@ def check_discretisation(agreed: Agreed, mu: float, promise: Promise) -> None:
 
 def check_run_discretisation(schedule: Schedule, mu: float, promise: Promise) -> None:
     """The same for a participation in a committed run, all of whose rounds stand behind mu."""
-    if narrowest_steps(schedule) < LEAST_STEPS:
+    if Grid(schedule.grid_bits).deviation_steps(narrowest_noise(schedule)) < LEAST_STEPS:
         raise RemoteProtocolError("some noise is only a few grid steps wide", hint="use more grid bits")
     _require_affordable(run_cost(schedule, promise, mu))
 
@@ -212,11 +211,6 @@ def narrowest_noise(schedule: Schedule) -> float:
     """The least variance of any noise in an upload: residual, a share, a carried one, or a self-mask."""
     noises = [schedule.noise.residual, schedule.noise.unit]
     return min(noises + [one for one in (schedule.carried_variance, schedule.noise.self_mask) if one])
-
-
-def narrowest_steps(schedule: Schedule) -> float:
-    """The same as a deviation, in steps of the run's grid."""
-    return Grid(schedule.grid_bits).deviation_steps(narrowest_noise(schedule))
 
 
 def _scheduled_draws(schedule: Schedule) -> list[Draws]:

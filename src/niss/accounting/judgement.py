@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
+    from niss.accounting.asked import PlanQuestion
     from niss.accounting.planner import CarriedForecast, PlanForecast
 
 
@@ -116,29 +117,21 @@ class Outlook:
         }
 
 
-def judge_plan(
-    planned: PlanForecast | CarriedForecast, *, parameters: int, rounds: int | None, clip: float
-) -> Outlook:
-    """Judge the noise of a plan for a model of that size.
-
-    rounds  of the whole run; None: as many as one client takes part in. A carried plan has its own
+def judge_plan(question: PlanQuestion, planned: PlanForecast | CarriedForecast, parameters: int) -> Outlook:
+    """Judge the noise of the plan that answers a question, for a model of that size.
 
     Where noise is carried, it is what stays in the final model that counts, spread evenly over the rounds.
     """
     from niss.accounting.planner import CarriedForecast
 
-    if parameters < 1:
-        raise ConfigError(f"must be at least 1, not {parameters}", field="parameters")
     if isinstance(planned, CarriedForecast):
-        length = len(planned.noise)
-        judged = outlook(parameters=parameters, rounds=length, clip=clip, variance=planned.noise[-1] / length)
-        return replace(judged, carried=True)
-    return outlook(
-        parameters=parameters,
-        rounds=rounds or planned.plan.participations,
-        clip=clip,
-        variance=planned.aggregate_variance_ratio_to_central * planned.sigma**2,
-    )
+        rounds = len(planned.noise)
+        variance = planned.noise[-1] / rounds
+    else:
+        rounds = question.rounds or planned.plan.participations
+        variance = planned.aggregate_variance_ratio_to_central * planned.sigma**2
+    judged = outlook(parameters=parameters, rounds=rounds, clip=question.clip, variance=variance)
+    return replace(judged, carried=question.carry)
 
 
 def outlook(*, parameters: int, rounds: int, clip: float, variance: float) -> Outlook:

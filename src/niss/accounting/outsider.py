@@ -1,4 +1,4 @@
-"""What Google's dp-accounting computes for us: the outsider's claim, and a client's ledger as its events.
+"""The claim against an outsider, with what Google's dp-accounting computes for it.
 
 An outsider sees the released models and nothing else. The noise of the whole sum stands between him and a client:
 neighbouring inputs of the plan's unit and relation move the sum of round t by at most `Delta` (`Plan.sensitivity`), so
@@ -24,29 +24,20 @@ does, and who was drawn may show in the sum. Nor for clients that differ in weig
 depends on who is in it.
 
 The server, a fellow client or anyone who learns the participants is no outsider: for them the joint view holds.
-
-`to_dp_event` writes down the rounds of one client for an accountant of dp-accounting, so that others can check our
-sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from niss.checks import require_one_of, require_real, require_whole
 from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.mechanism import gdp_epsilon, poisson_epsilon
 from niss.mechanism.gaussian import WIDEST_LOSS
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
-    from niss.accounting.ledger_file import LedgerFile
 
 SAMPLINGS = ("poisson", "uniform", "shuffled")
 # How many times as far as its own neighbours any two updates of the client unit may lie apart.
@@ -108,7 +99,9 @@ def outsider_epsilon(
         )
     if participations is not None:
         require_whole(participations, field="participations", at_least=0)
-    costs = sorted((mu for mu in map(_checked, mus) if mu > 0.0), reverse=True)
+    if wrong := [mu for mu in mus if not mu >= 0.0]:
+        raise ConfigError(f"must be a number of at least 0, not {wrong[0]!r}", field="mus")
+    costs = sorted((mu for mu in mus if mu > 0.0), reverse=True)
     capped = participations is not None and participations < len(mus)
     if capped:
         costs = costs[:participations]
@@ -174,39 +167,3 @@ def _grouped(mus: Sequence[float]) -> list[tuple[float, int]]:
     if len(counts) > _FEW:
         counts = Counter(max(mu, math.exp(_GRID * math.ceil(math.log(mu) / _GRID))) for mu in mus)
     return sorted(counts.items())
-
-
-def to_dp_event(mus: Iterable[float | None]) -> DpEvent:
-    """All rounds of one client as a `ComposedDpEvent`: `GaussianDpEvent(1 / mu)` for each.
-
-    Equal rounds are one `SelfComposedDpEvent`; composition does not mind the order. Infinite mu, or None,
-    is a `NonPrivateDpEvent`; a mu of 0 reveals nothing and is left out. Give it to an accountant with its
-    default relation: the sensitivity is already in mu, and REPLACE_ONE would double it in a PLDAccountant.
-    """
-    import dp_accounting
-
-    counts = Counter(_checked(mu) for mu in mus)
-    events = []
-    for mu, count in counts.items():
-        if mu == 0.0:
-            continue
-        event = (
-            dp_accounting.NonPrivateDpEvent()
-            if math.isinf(mu)
-            else dp_accounting.GaussianDpEvent(noise_multiplier=1.0 / mu)
-        )
-        events.append(event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count))
-    return dp_accounting.ComposedDpEvent(events)
-
-
-def client_dp_event(ledger: LedgerFile, client: str) -> DpEvent:
-    """The joint-view charges of one client of a ledger, for an accountant of your choice."""
-    ledger.budget(client)  # Refuses a client the ledger does not know.
-    return to_dp_event(entry.charges[client].joint for entry in ledger.entries if client in entry.charges)
-
-
-def _checked(mu: float | None) -> float:
-    value = math.inf if mu is None else float(mu)
-    if not value >= 0.0:
-        raise ConfigError(f"must be a number of at least 0, not {mu!r}", field="mus")
-    return value

@@ -38,9 +38,9 @@ from niss.accounting.calibration import (
     total_noise,
 )
 from niss.accounting.committed import Committed, banded_noise, best_noise, independent_noise
-from niss.accounting.plans import Plan
-from niss.accounting.targets import (
+from niss.accounting.plans import (
     GRID_SHARE,
+    Plan,
     committee_size,
     committee_threshold,
     most_dropped,

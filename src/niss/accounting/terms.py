@@ -22,12 +22,10 @@ from niss.accounting.discretisation import (
     Draws,
     Promise,
     narrowest_noise,
-    narrowest_steps,
     require_wide_noise,
     run_cost,
 )
-from niss.accounting.plans import Plan
-from niss.accounting.targets import committee_threshold, split_failure
+from niss.accounting.plans import Plan, committee_threshold, split_failure
 from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
@@ -51,6 +49,38 @@ _BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
 # A further attempt takes this much more noise than its predecessor lacked, and at most that much more.
 _ATTEMPT_MARGIN, _ATTEMPT_MOST = 1.1, 10.0
+
+
+def plan_noise(plan: Plan, participants: int, mode: str) -> Noise:
+    """All noise in an upload of a round of so many with equal weights, variances those of an entry, and who repairs it.
+
+    It is what a plan commits to before any graph is drawn, in a run that carries noise and in any other. Raises
+    ConfigError for a plan that the protocol cannot run.
+    """
+    if not plan.kind.has_protocol or plan.unit != "client" or isinstance(plan.epsilon, tuple):
+        raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
+    require_one_of(mode, MODES, field="mode")
+    repairing, moved = mode == "repair", plan.sensitivity(1.0 / participants, 1.0)
+    committee, threshold = committee_of(plan, participants) if repairing else (0, 0)
+    if plan.kind.carries:
+        run, square = plan.committed(participants), float(moved) ** 2
+        noise, revealed = replace(run.noise.scaled(square), colluders=0), plan.dropped
+        mask = run.noise.spatial / (2.0 * plan.kappa)
+        if repairing and run.private:
+            mask = run.needed_self_mask * (1.0 + BOOKS)
+        mask *= square
+    else:
+        own = float((moved / plan.round_mu(_FIRST))[0]) ** 2
+        unit, revealed = plan.kappa * own / plan.neighbours, plan.revealed
+        residual = _residual(plan, participants, unit, own)
+        noise = Noise(
+            participants=participants, neighbours=float(plan.neighbours), unit=unit, residual=residual
+        )
+        mask = max(own * (1.0 + BOOKS) - residual, 0.0)
+    if not repairing:
+        return noise
+    repair = {"revealed": revealed, "dropped": plan.dropped, "committee": committee, "threshold": threshold}
+    return replace(noise, self_mask=mask, **repair)
 
 
 def make_terms(
@@ -81,53 +111,31 @@ def make_terms(
 
     Raises ConfigError for a plan that the protocol cannot run.
     """
-    if not plan.kind.has_protocol or plan.unit != "client" or isinstance(plan.epsilon, tuple):
-        raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
     if plan.kind.carries:
         raise ConfigError(
             "the rounds of a run with carried shares follow from its schedule",
             field="plan",
             hint="make_schedule",
         )
-    require_one_of(mode, MODES, field="mode")
-    own = float((plan.sensitivity(1.0 / participants, 1.0) / plan.round_mu(_FIRST))[0]) ** 2
-    unit = plan.kappa * own / plan.neighbours
-    residual = _residual(plan, participants, unit, own)
-    repairing = mode == "repair"
-    committee, threshold = committee_of(plan, participants) if repairing else (0, 0)
-    noise = Noise(
-        participants=participants,
-        neighbours=float(plan.neighbours),
-        unit=unit,
-        residual=residual,
-        self_mask=max(own * (1.0 + BOOKS) - residual, 0.0) if repairing else 0.0,
-        revealed=plan.revealed if repairing else 0,
-        dropped=plan.dropped if repairing else 0,
-        committee=committee,
-        threshold=threshold,
-    )
+    noise = plan_noise(plan, participants, mode)
     terms = Terms.of_noise(
         noise,
         run=run,
         round=number,
         attempt=attempt,
         coordinates=coordinates,
-        grid_bits=1 if grid_bits is None else grid_bits,
+        grid_bits=1,
         modulus_bits=modulus_bits,
         clip=float(plan.clip),
     )
-    if grid_bits is not None:
-        if plan.calibrated:
-            require_wide_noise(terms)
-        return terms
-    weight = max(1.0, plan.neighbours / (participants - 1))
-    drawn = np.array([weight]), np.array([participants * math.ceil(plan.neighbours)])
     promise, mu = Promise.of(plan), float(plan.round_mu(_FIRST)[0])
 
     def cost(bits: int) -> float:
-        return Draws.of(replace(terms, grid_bits=bits), participants, *drawn).cost(promise, mu)
+        shares = [max(1.0, plan.neighbours / (participants - 1))], [participants * math.ceil(plan.neighbours)]
+        return Draws.of(replace(terms, grid_bits=bits), participants, *shares).cost(promise, mu)
 
-    return replace(terms, grid_bits=_choose_grid(plan, noise, coordinates, cost, promise))
+    bits = _grid(plan, noise, coordinates, grid_bits, cost, promise, noise.residual)
+    return replace(terms, grid_bits=bits)
 
 
 def committee_of(plan: Plan, participants: int) -> tuple[int, int]:
@@ -144,20 +152,25 @@ def committee_of(plan: Plan, participants: int) -> tuple[int, int]:
     return size, threshold
 
 
-def _choose_grid(
+def _grid(
     plan: Plan,
     noise: Noise,
     coordinates: int,
+    given: int | None,
     cost: Callable[[int], float],
     promise: Promise,
-    narrowest: float | None = None,
+    narrowest: float,
 ) -> int:
-    """As many bits as keep `cost` well within 1 while the residual noise is some steps wide.
+    """The bits that are given, or as many as keep `cost` well within 1 while the residual noise is some steps wide.
 
-    narrowest  variance of a noise that has to stay wide enough to count; None: the residual noise is that
+    narrowest  variance of the noise that has to stay wide enough to count
 
     Raises ConfigError where no grid keeps what the sampler costs within its part of delta.
     """
+    if given is not None:
+        if plan.calibrated:
+            require_wide_noise(given, narrowest)
+        return given
     size, residual = noise.participants, noise.residual
     if residual == 0.0:
         return _BITS_WITHOUT_NOISE
@@ -165,14 +178,13 @@ def _choose_grid(
     entry = plan.clip / (size * math.sqrt(coordinates))
     wide = _LOG_STEPS - math.log2(math.sqrt(residual))
     bits = max(1, min(60, math.ceil(max(wide, -math.log2(entry)))))
-    if narrowest is not None:
-        while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:
-            bits += 1
+    while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:
+        bits += 1
 
     def is_wide(fewer: int) -> bool:
-        grid, narrow = Grid(fewer), residual if narrowest is None else narrowest
+        grid = Grid(fewer)
         wide = grid.deviation_steps(residual) >= 2.0**_LEAST_LOG_STEPS
-        return wide and grid.deviation_steps(narrow) >= LEAST_STEPS
+        return wide and grid.deviation_steps(narrowest) >= LEAST_STEPS
 
     while cost(bits) > _WELL_WITHIN and is_wide(bits - 1):
         bits -= 1
@@ -235,38 +247,20 @@ def propose_round(
 
     Returns the unsigned opening of the round, and its mu. Raises PrivacyError where no attempt will do.
     """
-
-    def propose(attempt: int, more: float) -> RoundOpen:
+    more, least = 1.0, math.inf
+    refusal: RemoteProtocolError | None = None
+    for attempt in range(plan.attempts):
         participants = seat(attempt)
         common = terms(participants)
         drawn = replace(
             common, round=number, attempt=attempt, residual_variance=more * common.residual_variance
         )
         commitment = participants_hash(participants) + terms_hash(drawn)
-        return RoundOpen(drawn, participants, release(attempt, commitment))
-
-    return draw_round(propose, assess, attempts=plan.attempts, colluders=plan.colluders, allowed=allowed)
-
-
-def draw_round(
-    propose: Callable[[int, float], RoundOpen],
-    assess: Callable[[Agreed, int], float],
-    *,
-    attempts: int,
-    colluders: int,
-    allowed: float,
-) -> tuple[RoundOpen, float]:
-    """The loop of `propose_round`: `propose(attempt, more)` takes `more` times the residual variance of the terms.
-
-    A graph on which clients would refuse the round altogether is given up like one that costs too much.
-    """
-    more, least = 1.0, math.inf
-    refusal: RemoteProtocolError | None = None
-    for attempt in range(attempts):
-        opened = propose(attempt, more)
+        opened = RoundOpen(drawn, participants, release(attempt, commitment))
         try:
-            mu = assess(agree(opened), colluders)
+            mu = assess(agree(opened), plan.colluders)
         except RemoteProtocolError as error:
+            # A graph on which clients would refuse the round altogether is given up like one that costs too much.
             refusal = error
             continue
         if mu <= allowed:
@@ -277,7 +271,11 @@ def draw_round(
     why = f"the best would cost mu = {least:.4g}, {allowed:.4g} is allowed"
     if refusal is not None and least == math.inf:
         why = refusal.message
-    raise PrivacyError(
+    raise _no_graph(plan.attempts, why)
+
+
+def _no_graph(attempts: int, why: str) -> PrivacyError:
+    return PrivacyError(
         f"none of {attempts} graphs keeps the promise for every client: {why}",
         hint="more neighbours, a larger kappa, more participants, or fewer colluders to be assumed",
     )
@@ -303,7 +301,6 @@ def make_schedule(
     """
     if not (plan.kind.carries and plan.kind.has_protocol):
         raise ConfigError("a schedule is made for a method that carries noise over", field="plan")
-    require_one_of(mode, MODES, field="mode")
     if mode == "tolerate" and (plan.dropped or plan.revealed):
         raise ConfigError(
             "the plan pays for repairs, but nothing is repaired", field="plan", hint="mode 'repair'"
@@ -314,19 +311,9 @@ def make_schedule(
             field="separation",
             hint="more clients, fewer in a round, or method 'niss'",
         )
-    run = plan.committed(participants)
-    noise, square = run.noise, float(plan.sensitivity(1.0 / participants, 1.0)) ** 2
-    unrepaired = {"dropped": 0, "revealed": 0, "committee": 0, "threshold": 0}
-    noise = replace(noise.scaled(square), colluders=0, self_mask=0.0, **unrepaired)
-    if mode == "repair":
-        members, threshold = committee_of(plan, participants)
-        alone = run.noise.spatial / (2.0 * plan.kappa)
-        if run.private:
-            alone = run.needed_self_mask * (1.0 + BOOKS)
-        repaired = {"dropped": plan.dropped, "revealed": plan.dropped}
-        noise = replace(noise, **repaired, committee=members, threshold=threshold, self_mask=alone * square)
+    noise = plan_noise(plan, participants, mode)
     schedule = Schedule(
-        rounds=run.rounds,
+        rounds=plan.planned_rounds + plan.closing,
         separation=plan.separation,
         cyclic=plan.pattern == "cyclic",
         closing=plan.closing,
@@ -336,22 +323,13 @@ def make_schedule(
         clip=float(plan.clip),
         noise=noise,
     )
-    if grid_bits is not None:
-        schedule = replace(schedule, grid_bits=grid_bits)
-        if plan.calibrated and narrowest_steps(schedule) < LEAST_STEPS:
-            raise ConfigError(
-                f"noise of {narrowest_steps(schedule):.2g} grid steps is too narrow to be told from a Gaussian",
-                field="protocol.grid_bits",
-                hint=f"use more than {grid_bits} bits",
-            )
-        return schedule
     promise = replace(Promise.of(plan), rounds=schedule.rounds)
     mu = float(plan.round_mu(_FIRST)[0])
 
     def cost(bits: int) -> float:
         return run_cost(replace(schedule, grid_bits=bits), promise, mu)
 
-    bits = _choose_grid(plan, noise, coordinates, cost, promise, narrowest_noise(schedule))
+    bits = _grid(plan, noise, coordinates, grid_bits, cost, promise, narrowest_noise(schedule))
     return replace(schedule, grid_bits=bits)
 
 
@@ -376,10 +354,11 @@ def propose_carried_round(
 
     A scheduled run has one attempt at a round (`Schedule.check_terms`): a PrivacyError where it will not do.
     """
-
-    def propose(attempt: int, _more: float) -> RoundOpen:
-        terms = schedule.terms(run, number)
-        beacon = release(attempt, commitment_of(terms, participants, following))
-        return RoundOpen(terms, participants, beacon, cohorts=RoundCohorts(following, previous))
-
-    return draw_round(propose, account, attempts=1, colluders=account.colluders, allowed=math.inf)[0]
+    terms = schedule.terms(run, number)
+    beacon = release(0, commitment_of(terms, participants, following))
+    opened = RoundOpen(terms, participants, beacon, cohorts=RoundCohorts(following, previous))
+    try:
+        account(agree(opened), account.colluders)
+    except RemoteProtocolError as error:
+        raise _no_graph(1, error.message) from None
+    return opened

@@ -1,6 +1,6 @@
 """Who shares noise with whom: graphs drawn from a public beacon, the same for everyone who draws them.
 
-A new kind of graph is a function of `Drawing`, and a line in `GRAPHS`.
+A new kind of graph is a function of `Drawing`, and a line in `GRAPHS`: `GRAPHS["regular"](Drawing(...))` draws one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from niss.errors import ConfigError
 from niss.graph.shares import ShareGraph
 
-__all__ = ["GRAPHS", "Drawing", "ShareGraph", "draw_graph"]
+__all__ = ["GRAPHS", "Drawing", "ShareGraph"]
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,3 @@ GRAPHS: dict[str, Callable[[Drawing], ShareGraph]] = {
     "random": _random,  # A plain random list, for comparison.
     "coalition": _coalition,  # Within groups that trust each other.
 }
-
-
-def draw_graph(
-    kind: str,
-    members: Sequence[int],
-    *,
-    degree: float,
-    beacon: bytes,
-    groups: Sequence[Sequence[int]] = (),
-    shares: NDArray[np.float64] | None = None,
-) -> ShareGraph:
-    """The share graph of that kind (`GRAPHS`); the arguments are those of `Drawing`.
-
-    Raises ConfigError where a member of a coalition graph has no partner in its group.
-    """
-    return GRAPHS[kind](Drawing(members, degree, beacon, groups, shares))

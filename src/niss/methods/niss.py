@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from niss.errors import ConfigError
-from niss.graph import ShareGraph, draw_graph
+from niss.graph import GRAPHS, Drawing, ShareGraph
 from niss.mechanism import share_counts
 from niss.mechanism.shares import Common, distortion_named
 from niss.methods.base import (
@@ -101,14 +101,9 @@ class Niss(Method):
         size, least = participants.size, float(own_variance.min())
         unit = plan.kappa * least / plan.neighbours
         counts = share_counts(plan.kappa * own_variance, unit)
-        graph = draw_graph(
-            plan.graph,
-            participants.tolist(),
-            degree=plan.neighbours,
-            beacon=beacon,
-            groups=plan.groups,
-            shares=None if np.allclose(counts, counts[0], rtol=1e-12) else counts,
-        )
+        shares = None if np.allclose(counts, counts[0], rtol=1e-12) else counts
+        drawing = Drawing(participants.tolist(), plan.neighbours, beacon, plan.groups, shares)
+        graph = GRAPHS[plan.graph](drawing)
         if plan.tau2 is None:
             # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
             target = (own_variance / own_variance.min()).tobytes()

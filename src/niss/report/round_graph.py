@@ -25,8 +25,8 @@ from markupsafe import Markup
 
 from niss.accounting import Plan
 from niss.errors import NissError
-from niss.graph import ShareGraph, draw_graph
-from niss.protocol.agreement import draw_graph as draw_protocol_graph
+from niss.graph import GRAPHS, Drawing, ShareGraph
+from niss.protocol.agreement import draw_graph
 from niss.protocol.keys import LINKS_PER_ROUND
 from niss.randomness import SimStream
 from niss.report.templates import render
@@ -137,11 +137,11 @@ def _draw_again(
     if not simulated and metrics is not None and metrics.public is not None:
         public = metrics.public
         commitment = bytes.fromhex(public["participants"]) + bytes.fromhex(public["terms"])
-        graph = draw_protocol_graph(len(members), degree, bytes.fromhex(public["beacon"]), commitment)
+        graph = draw_graph(len(members), degree, bytes.fromhex(public["beacon"]), commitment)
         if graph.digest().hex() == public["graph"]:
             return graph, "beacon"
     beacon = stream.child("beacon").generator().bytes(32) if simulated else _STAND_IN
-    graph = draw_graph(settings["graph"], members, degree=degree, beacon=beacon, groups=groups)
+    graph = GRAPHS[settings["graph"]](Drawing(members, degree, beacon, groups))
     return graph, "seed" if simulated else None
 
 
