@@ -173,6 +173,8 @@ def to_values(value: Any) -> dict[str, Any]:
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+# More are not looked at: JSON of a stranger may have any number of them.
+_MOST_FAULTS = 100
 
 
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
@@ -187,7 +189,7 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 def explain(error: ValidationError, root: type[Any]) -> ConfigError:
     """All faults of settings of the kind `root`, by the names that the user wrote."""
     by_field: dict[str, list[ErrorDetails]] = {}
-    for problem in error.errors():
+    for problem in error.errors()[:_MOST_FAULTS]:
         by_field.setdefault(_field_name(problem["loc"]), []).append(problem)
     # A list that lost an item to a fault is then found too short: only the fault is told.
     inner = [field for field in by_field if not any(other.startswith(f"{field}.") for other in by_field)]

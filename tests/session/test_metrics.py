@@ -57,7 +57,7 @@ def _terms() -> Terms:
 )
 def test_its_norm_is_never_above_the_clip(update, given_values, ends, part, clip, bits, participants) -> None:
     named = {f"metric {number}": value for number, value in enumerate(given_values)}
-    metrics = NoisyMetrics.of(dict.fromkeys(named, ends), part)
+    metrics = NoisyMetrics(dict.fromkeys(named, ends), part)
     terms = replace(_terms(), clip=clip, grid_bits=bits)
     joined = metrics.joined(np.array(update), named, terms, participants)
     assert joined.shape == (len(update) + len(named),)
@@ -75,19 +75,19 @@ def test_its_norm_is_never_above_the_clip(update, given_values, ends, part, clip
     + [(value, 0.0) for value in MIDDLE],
 )
 def test_where_a_number_lies_in_its_range(value, position) -> None:
-    metrics = NoisyMetrics.of({"accuracy": (0, 1)}, part=0.5)
+    metrics = NoisyMetrics({"accuracy": (0, 1)}, part=0.5)
     joined = metrics.joined(np.zeros(3), {"accuracy": value}, _terms(), 4)
     assert joined.tolist() == [0.0, 0.0, 0.0, position]  # 0.5 of a clip of 2.
 
 
 def test_a_missing_metric_lies_in_the_middle() -> None:
-    metrics = NoisyMetrics.of(RANGES)
+    metrics = NoisyMetrics(RANGES)
     assert metrics.joined(np.zeros(3), {}, _terms(), 4).tolist() == [0.0] * 5
 
 
 def test_nothing_is_changed_where_there_are_no_metrics() -> None:
     update = np.array([3.0, 4.0])
-    assert NoisyMetrics.of().joined(update, {"loss": 1.0}, _terms(), 4) is update
+    assert NoisyMetrics().joined(update, {"loss": 1.0}, _terms(), 4) is update
 
 
 def test_rounding_to_the_grid_shortens_updates_and_not_metrics() -> None:
@@ -96,7 +96,7 @@ def test_rounding_to_the_grid_shortens_updates_and_not_metrics() -> None:
     plan = Plan(clip=1.0, epsilon=8.0, participations=20, neighbours=10, kappa=2.0)
     terms = make_terms(plan, participants=participants, coordinates=size + 2, run=bytes(16), number=0)
     update = np.random.default_rng(1).normal(size=size)
-    metrics = NoisyMetrics.of(RANGES)
+    metrics = NoisyMetrics(RANGES)
     joined = metrics.joined(update, {"accuracy": 1.0, "loss": 0.0}, terms, participants)
     wanted = np.array([0.2, -0.2]) / math.sqrt(2.0)
     np.testing.assert_allclose(joined[-2:], wanted, rtol=1e-12)
@@ -116,7 +116,7 @@ def test_rounding_to_the_grid_shortens_updates_and_not_metrics() -> None:
     clip=st.floats(1e-6, 1e6),
 )
 def test_a_weight_only_makes_an_upload_shorter(update, count, cap, part, clip) -> None:
-    metrics = NoisyMetrics.of({f"{WEIGHT}n": (0.0, cap)}, part)
+    metrics = NoisyMetrics({f"{WEIGHT}n": (0.0, cap)}, part)
     terms = replace(_terms(), clip=clip)
     joined = metrics.joined(np.array(update), {"n": count}, terms, 10)
     assert l2_norm(joined) <= clip
@@ -141,7 +141,7 @@ def test_noise_in_the_weights_is_averaged_over_the_rounds_and_never_divides_by_n
 def test_the_proposal_says_which_metrics() -> None:
     scene = Scene.of(False)
     proposal = scene.start().proposal
-    for metrics in (NoisyMetrics.of(RANGES, 0.3), NoisyMetrics.of()):
+    for metrics in (NoisyMetrics(RANGES, 0.3), NoisyMetrics()):
         signed = replace(proposal, metrics=metrics).signed(scene.identity)
         assert read_proposal(signed).metrics == metrics
 
@@ -192,13 +192,13 @@ def test_a_proposal_with_metrics_that_cannot_be_is_refused(metrics) -> None:
 )
 def test_names_and_ranges_that_cannot_be(ranges) -> None:
     with pytest.raises(ConfigError, match="metrics"):
-        NoisyMetrics.of(ranges)
+        NoisyMetrics(ranges)
 
 
 def test_weights_and_a_plan_that_carries_noise() -> None:
     for ranges in ({f"{WEIGHT}a": (0, 1), f"{WEIGHT}b": (0, 1)}, {f"{WEIGHT}a": (1, 2)}, {WEIGHT: (0, 1)}):
         with pytest.raises(ConfigError, match="metrics"):
-            NoisyMetrics.of(ranges)
+            NoisyMetrics(ranges)
     for use in (
         lambda: with_own(CARRIED, None, None, "num-examples", 10),
         lambda: adaptive_clip(CARRIED, 0.5, None),

@@ -68,8 +68,8 @@ class NissMod:
         clear_metrics: Collection[str] = (),
     ) -> None:
         self._limits = Limits() if limits is None else limits
-        self._metrics, self._clear = NoisyMetrics.of(metrics), frozenset(clear_metrics)
-        if both := self._clear & set(self._metrics.names):
+        self._metrics, self._clear = NoisyMetrics(dict(metrics or {})), frozenset(clear_metrics)
+        if both := self._clear & self._metrics.ranges.keys():
             raise ConfigError(f"{min(both)!r} is hidden as well", field="clear_metrics", hint="choose one")
         self._allow = frozenset((allow,) if isinstance(allow, str) else allow)
         if unknown := self._allow - set(_DOORS):

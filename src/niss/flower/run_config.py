@@ -137,7 +137,7 @@ def carrying(plan: Plan) -> Plan:
 
 def check_settings(weight: str, metrics: NoisyMetrics, *, tracker: object, key: object) -> None:
     """Refuse a hidden metric with the name of a result's weight, and a tracker without a key for the server."""
-    if weight in metrics.names:
+    if weight in metrics.ranges:
         raise ConfigError(f"{weight!r} is the weight of a result", field="metrics", hint="use another name")
     if tracker is not None and key is None:
         raise ConfigError(

@@ -72,7 +72,7 @@ from niss.protocol import load_coalition, load_identity
 from niss.runs import RoundRecord
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
 from niss.session.ports import Coordinator, Relay, Reply, Request, Stage
-from niss.session.proposal import Setup, check_mode, plan_values, read_proposal
+from niss.session.proposal import Setup, check_mode, read_proposal, require_proposable
 from niss.session.server import Session, drive
 from niss.tracker.coordinator import Tracked
 
@@ -139,11 +139,11 @@ class NissStrategy(Strategy):
     ) -> None:
         require_wrappable(strategy)
         plan = carrying(plan) if carry else plan
-        plan_values(plan)  # Refuses a plan that the protocol cannot carry out.
+        require_proposable(plan)
         check_mode(plan, mode)
         self._adaptive = adaptive_clip(plan, quantile, first_clip)
         inside = with_own(plan, metrics, self._adaptive, weight_of(strategy), weight_cap)
-        self._metrics = NoisyMetrics.of(inside, metric_part)
+        self._metrics = NoisyMetrics(inside, metric_part)
         check_settings(weight_of(strategy), self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
         self.inner, self._mode = strategy, mode
@@ -153,7 +153,7 @@ class NissStrategy(Strategy):
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
         )
-        self._given, self._size = prepared(plan, independent=self._coordinator.independent), participants
+        self._given, self._size = prepared(plan, independent=bool(self._coordinator.address)), participants
         self._plan_for(
             plan.planned_rounds + plan.closing
             if plan.kind.carries
@@ -438,7 +438,7 @@ class NissStrategy(Strategy):
                 plan.separation,
             )
         if self._metrics:
-            LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.names))
+            LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.ranges))
         LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or _OWN_BEACON)
         self.inner.summary()
 

@@ -354,7 +354,7 @@ class Books:
     def _metric_caveats(self) -> list[str]:
         """What travelled inside the uploads beside the updates."""
         metrics, weights, caveats = self._proposal.metrics, self._state.weights, []
-        if BELOW_CLIP in metrics.names:
+        if BELOW_CLIP in metrics.ranges:
             caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
         if (weight := metrics.weight) is not None:
             mean = f" ({weights[-1]:.2g} in the last round)" if weights else ""
@@ -363,7 +363,7 @@ class Books:
                 "coordinates of the upload, hidden and charged with it. The sum, with its noise, is divided by the "
                 f"participants and by their noisy mean weight{mean}."
             )
-        if inside := [name for name in metrics.names if not name.startswith(_OWN)]:
+        if inside := [name for name in metrics.ranges if not name.startswith(_OWN)]:
             names = ", ".join(inside)
             caveats.append(f"Metrics of `train` inside the noisy sum, protected as the updates are: {names}.")
         return caveats

@@ -357,7 +357,7 @@ class CarriedRounds:
         )
         pattern = "cyclic" if schedule.cyclic else "any"
         self.turns = turns or Turns(schedule.participants, schedule.separation, pattern)
-        if not coordinator.independent:
+        if not coordinator.address:
             # A tracker may have seated them all the same; without one, their keys were lost with the server.
             for number in [one for one in self.turns.chosen if one > self.turns.announced]:
                 del self.turns.chosen[number]

@@ -31,8 +31,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,52 +61,39 @@ WEIGHT = "niss-weight:"
 with the range (0, cap). A client agrees to that by agreeing to send the metric with this range."""
 
 FloatArray = NDArray[np.float64]
-Ranges = Mapping[str, tuple[float, float]]
+Ranges = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class NoisyMetrics:
-    """Which metrics travel inside the uploads of a run; made by `of`.
+    """Which metrics travel inside the uploads of a run; `ConfigError` for what cannot be.
 
-    ranges  name, least and greatest value of each, in order of their names
+    ranges  by name the least and the greatest value of each, in order of their names
     part    p: how much of the clip all of them together may take up
     """
 
-    ranges: tuple[tuple[str, float, float], ...] = ()
+    ranges: Ranges = field(default_factory=dict)
     part: float = PART
 
-    @classmethod
-    def of(cls, ranges: Mapping[str, Iterable[float]] | None = None, part: float = PART) -> Self:
-        """The metrics with these names and ranges (least, greatest); raises `ConfigError` for what cannot be."""
-        if not _PARTS[0] <= part <= _PARTS[1]:
+    def __post_init__(self) -> None:
+        if not _PARTS[0] <= self.part <= _PARTS[1]:
             raise ConfigError(
-                f"must lie between {_PARTS[0]:g} and {_PARTS[1]:g}, not {part!r}", field="metric_part"
+                f"must lie between {_PARTS[0]:g} and {_PARTS[1]:g}, not {self.part!r}", field="metric_part"
             )
-        ranges = {} if ranges is None else ranges
-        found = cls(
-            tuple(
-                sorted((_checked_name(name, ranges), *_range(name, pair)) for name, pair in ranges.items())
-            ),
-            float(part),
-        )
-        weights = [least for name, least, _ in found.ranges if name.startswith(WEIGHT)]
+        ranges = {_checked_name(name, self.ranges): _range(name, pair) for name, pair in self.ranges.items()}
+        object.__setattr__(self, "ranges", dict(sorted(ranges.items())))
+        weights = [least for name, (least, _) in ranges.items() if name.startswith(WEIGHT)]
         if len(weights) > 1 or any(weights):
             raise ConfigError("an update has one weight, which begins at 0", field="metrics")
-        return found
 
     def __len__(self) -> int:
         """How many coordinates they take up."""
         return len(self.ranges)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """In the order of their coordinates."""
-        return tuple(name for name, _, _ in self.ranges)
-
-    @property
     def weight(self) -> tuple[str, float] | None:
         """The name, as it is sent, of the metric that weighs an update, and its cap; None: all weigh the same."""
-        return next(((name, most) for name, _, most in self.ranges if name.startswith(WEIGHT)), None)
+        return next(((name, cap) for name, (_, cap) in self.ranges.items() if name.startswith(WEIGHT)), None)
 
     def mean_weight(self, tail: FloatArray, clip: float) -> float | None:
         """The noisy mean over the clients of their weights, from 0 to 1 but for the noise; None: all weigh the same.
@@ -118,18 +105,14 @@ class NoisyMetrics:
         name, cap = self.weight
         return self.means(tail, clip, 0.0)[name] / cap
 
-    def to_json(self) -> dict[str, Any]:
-        """The arguments of `of`."""
-        return {"ranges": {name: [least, most] for name, least, most in self.ranges}, "part": self.part}
-
     def check(self, proposed: NoisyMetrics) -> None:
         """Raise `RemoteProtocolError` for metrics of a run that these, which a client agrees to send, do not include.
 
         Whatever part of the clip is proposed, the charge covers it.
         """
-        for one in proposed.ranges:
-            name, least, most = one[0].removeprefix(WEIGHT), *one[1:]
-            if one != _BELOW_CLIP and (name, least, most) not in self.ranges:
+        for sent, (least, most) in proposed.ranges.items():
+            name = sent.removeprefix(WEIGHT)
+            if (sent, least, most) != _BELOW_CLIP and self.ranges.get(name) != (least, most):
                 raise RemoteProtocolError(
                     f"the run wants the metric {name!r} between {least:g} and {most:g}, which this client has not "
                     "agreed to send",
@@ -153,9 +136,10 @@ class NoisyMetrics:
         values, share = {**values, BELOW_CLIP: (1.0 + short) / 2.0}, 1.0
         if self.weight is not None:
             name, cap = self.weight
-            share = _share(values.get(name.removeprefix(WEIGHT)), cap)
+            count = values.get(name.removeprefix(WEIGHT))
+            share = min(max(count, 0.0), cap) / cap if _is_number(count) else 0.0
             values[name] = share * cap
-        spread = np.array([_position(values.get(name), least, most) for name, least, most in self.ranges])
+        spread = np.array([_position(values.get(name), *ends) for name, ends in self.ranges.items()])
         joined = np.concatenate([share * clip_l2(update, room), self._scale(clip) * spread])
         return clip_l2(beside(Grid(terms.grid_bits), joined, clip, participants, len(self)), clip)
 
@@ -169,7 +153,7 @@ class NoisyMetrics:
         deviation  of the noise in a coordinate of the mean
         """
         means: dict[str, float] = {}
-        for (name, least, most), value in zip(self.ranges, tail.tolist(), strict=True):
+        for (name, (least, most)), value in zip(self.ranges.items(), tail.tolist(), strict=True):
             half = (most - least) / 2.0
             means[name] = least + half + half * value / self._scale(clip)
             means[name + NOISE] = half * deviation / self._scale(clip)
@@ -185,17 +169,14 @@ NO_METRICS = NoisyMetrics()
 
 def _position(value: object, least: float, most: float) -> float:
     """Where a number lies in its range, from -1 to 1; 0 for anything that is not a number."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+    if not _is_number(value):
         return 0.0
     half = (most - least) / 2.0
     return min(max((min(max(value, least), most) - least - half) / half, -1.0), 1.0)
 
 
-def _share(value: object, cap: float) -> float:
-    """The weight of an update, from 0 to 1; 0 for anything that is not a number."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-        return 0.0
-    return min(max(value, 0.0), cap) / cap
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _checked_name(name: str, names: Iterable[str]) -> str:
@@ -236,10 +217,14 @@ def adaptive_clip(plan: Plan, quantile: float | None, first: float | None) -> Ad
 
 
 def with_own(
-    plan: Plan, ranges: Ranges | None, adaptive: AdaptiveClip | None, weight: str, cap: float | None
-) -> Ranges | None:
+    plan: Plan,
+    ranges: Mapping[str, tuple[float, float]] | None,
+    adaptive: AdaptiveClip | None,
+    weight: str,
+    cap: float | None,
+) -> Ranges:
     """The metrics of a run; with the fraction of short updates where the clip follows it, and capped weights if any."""
-    own: dict[str, tuple[float, float]] = {}
+    own: Ranges = {}
     if adaptive is not None:
         own[BELOW_CLIP] = 0.0, 1.0
     if cap is not None:
@@ -247,7 +232,7 @@ def with_own(
             raise ConfigError(f"must be a finite number above 0, not {cap!r}", field="weight_cap")
         _require_independent(plan, "weight_cap", "the sum is divided by another weight")
         own[WEIGHT + weight] = 0.0, float(cap)
-    return {**(ranges or {}), **own} if own else ranges
+    return {**(ranges or {}), **own}
 
 
 def _require_independent(plan: Plan, field: str, change: str) -> None:

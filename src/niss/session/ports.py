@@ -20,11 +20,12 @@ asked the same again after a crash.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from niss.errors import NissError, ProtocolError, RemoteProtocolError
 from niss.protocol import (
@@ -37,14 +38,13 @@ from niss.protocol import (
     Refusal,
     SecretBytes,
     WireLimits,
-    decode_prekey,
-    encode_prekey,
     participants_hash,
     signed_part,
     verify,
 )
 from niss.redaction import printable
-from niss.session.proposal import Proposal
+from niss.session.proposal import IN_HEX, Proposal
+from niss.settings import check_json, to_values
 
 NO_REPLY = "no answer in time"
 _REFUSAL = "refusal"
@@ -131,11 +131,9 @@ class SeatsRefused(RemoteProtocolError):
 class Coordinator(Protocol):
     """Hands out one-time keys and lets links of the beacon chain out.
 
-    independent  whether the server would need somebody's help to know a link in advance
-    address      where clients register; empty where the server relays their keys
+    address  where clients register; empty where the server relays their keys, and so knows every link in advance
     """
 
-    independent: bool
     address: str
 
     @property
@@ -187,6 +185,18 @@ class Directory(Protocol):
         """Say that this client is still there; nothing is raised."""
 
 
+@dataclass(frozen=True, repr=False)
+class _RelaySecrets:
+    """What a relay goes on from: its holder's key, the seed of the chain, and who was announced for which round, since
+    they keep their keys for it."""
+
+    __pydantic_config__: ClassVar[Any] = IN_HEX
+
+    holder: bytes
+    seed: bytes
+    seated: dict[int, Participants]
+
+
 class Relay:
     """The server itself keeps the keys and holds the chain.
 
@@ -194,7 +204,7 @@ class Relay:
     """
 
     def __init__(self, *, address: str = "", entropy: Entropy = os.urandom) -> None:
-        self.address, self.independent, self._entropy = address, bool(address), entropy
+        self.address, self._entropy = address, entropy
         self._holder, self._seed = Identity.generate(entropy), SecretBytes(b"")
         self._chain: BeaconChain | None = None
         self._prekeys: dict[bytes, list[Prekey]] = {}
@@ -212,22 +222,15 @@ class Relay:
         if saved is None:
             self._seed = SecretBytes(self._entropy(32))
         else:
-            self._holder = Identity(bytes.fromhex(saved["holder"]))
-            self._seed = SecretBytes(bytes.fromhex(saved["seed"]))
-            for number, seated in saved.get("seated", {}).items():
-                self._seated[int(number)], self._ahead = _from_json(seated), True
+            secrets = check_json(_RelaySecrets, json.dumps(saved))
+            self._holder, self._seed = Identity(secrets.holder), SecretBytes(secrets.seed)
+            self._seated, self._ahead = secrets.seated, bool(secrets.seated)
         self._chain = BeaconChain(rounds, holder=self._holder, entropy=lambda _size: bytes(self._seed))
         return self._chain.anchor
 
     def secrets(self) -> dict[str, Any]:
-        values: dict[str, Any] = {
-            "holder": bytes(self._holder.secret_bytes()).hex(),
-            "seed": bytes(self._seed).hex(),
-        }
-        if self._ahead:
-            # Those who were announced for a round keep their keys for it.
-            values["seated"] = {str(number): _to_json(seated) for number, seated in self._seated.items()}
-        return values
+        seated = self._seated if self._ahead else {}
+        return to_values(_RelaySecrets(bytes(self._holder.secret_bytes()), bytes(self._seed), seated))
 
     def enrolled(self, identity: bytes, prekeys: tuple[Prekey, ...]) -> None:
         """Of many keys the newest are kept.
@@ -281,14 +284,3 @@ class Relay:
                 "a link is let out for the participants that were seated in the next round alone"
             )
         return self._chain.release(number, attempt, commitment)
-
-
-def _to_json(participants: Participants) -> list[list[str]]:
-    return [[one.identity.hex(), encode_prekey(one.prekey).hex()] for one in participants]
-
-
-def _from_json(values: list[list[str]]) -> Participants:
-    return tuple(
-        Participant(bytes.fromhex(identity), decode_prekey(bytes.fromhex(prekey)))
-        for identity, prekey in values
-    )

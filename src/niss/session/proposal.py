@@ -16,13 +16,16 @@ import json
 import math
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
+from annotated_types import Ge, Le, Len
+from pydantic import PlainSerializer, PlainValidator
 
 from niss.accounting import Plan, make_schedule, make_terms
 from niss.checks import BOOKS, require_one_of
-from niss.errors import ConfigError, NissError, RemoteProtocolError
+from niss.errors import ConfigError, NissError, PrivacyError, RemoteProtocolError
 from niss.mechanism.clipping import AdaptiveClip
 from niss.protocol import (
     MODES,
@@ -46,7 +49,7 @@ from niss.protocol import (
 from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.protocol.messages import RoundCohorts
 from niss.session.metrics import NO_METRICS, NoisyMetrics
-from niss.settings import check_json
+from niss.settings import check_json, to_values
 from niss.version import which_to_upgrade
 
 VERSION = 1
@@ -57,20 +60,29 @@ ENROLMENT_TAG = ENROLMENT_PREFIX + b"%d" % ENROLMENT_VERSION
 _OTHER_ENROLMENT = re.compile(re.escape(ENROLMENT_PREFIX) + rb"(?P<version>[0-9]{1,3})(?![0-9])")
 _LONGEST_ENROLMENT = 100_000
 _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
-# What a plan says to the protocol; types and ranges are those of `Plan`. The rest is fixed: niss, one client-level
-# target for all.
+# What a plan may say to the protocol. The rest is fixed: one client-level target for all.
 _ALWAYS = (
     *("relation", "clip", "epsilon", "delta", "participations", "kappa", "neighbours", "graph", "tau2"),
     *("colluders", "revealed", "dropped", "attempts", "committee"),
 )
-_PLAIN = (*_ALWAYS, "chain_rounds")
 # And this where noise is carried from round to round.
 _CARRYING = ("separation", "pattern", "participants", "dropout", "carried_to_residual", "closing", "horizon")
 _LONGEST_WORD = 30
 _SMALLEST, _LARGEST = 1e-30, 1e12
-_BYTE_FIELDS = {"run": RUN_BYTES, "server": PUBLIC_BYTES, "holder": PUBLIC_BYTES, "anchor": 32}
 # What JSON of somebody else's making can raise while it is read.
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+_UNREADABLE = (
+    *(KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError),
+    PrivacyError,
+)
+
+IN_HEX: Any = {"ser_json_bytes": "hex", "val_json_bytes": "hex", "extra": "forbid"}
+"""How bytes are written in JSON; no names are read that are not fields."""
+Key = Annotated[bytes, Len(PUBLIC_BYTES, PUBLIC_BYTES)]
+PrekeyInHex = Annotated[
+    Prekey,
+    PlainValidator(lambda text: decode_prekey(bytes.fromhex(text))),
+    PlainSerializer(lambda prekey: encode_prekey(prekey).hex()),
+]
 
 
 @dataclass(frozen=True)
@@ -89,22 +101,26 @@ class Proposal:
     metrics       what travels inside the uploads beside the updates
     wire          version of the messages of its rounds
     schedule      what a run that carries noise from round to round commits to; None: nothing is carried
+    version       of the proposal itself
     """
 
-    run: bytes
-    server: bytes
-    holder: bytes
-    anchor: bytes
+    __pydantic_config__: ClassVar[Any] = IN_HEX
+
+    run: Annotated[bytes, Len(RUN_BYTES, RUN_BYTES)]
+    server: Key
+    holder: Key
+    anchor: Annotated[bytes, Len(32, 32)]
     plan: Plan
     mode: str
     participants: int
-    prekeys: int
+    prekeys: Annotated[int, Ge(1), Le(MOST_PREKEYS)]
     tracker: str = ""
     metrics: NoisyMetrics = NO_METRICS
     wire: int = WIRE_VERSION
     schedule: Schedule | None = None
+    version: int = VERSION
 
-    @property
+    @cached_property
     def round_mu(self) -> float:
         """The most that one round may cost a client; infinite for a plan that promises nothing.
 
@@ -116,21 +132,14 @@ class Proposal:
             return self.run_mu
         return float(self.plan.round_mu(np.zeros(1, dtype=np.int64))[0]) * (1.0 + BOOKS)
 
-    @property
+    @cached_property
     def run_mu(self) -> float:
         """The most that the run may cost a client; infinite for a plan that promises nothing."""
         return float(self.plan.budget(1)[0]) * (1.0 + BOOKS) if self.plan.calibrated else math.inf
 
     def signed(self, server: Identity) -> bytes:
         """The proposal as it travels: the server's signature, then JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values |= {name: values[name].hex() for name in _BYTE_FIELDS}
-        values |= {"version": VERSION, "plan": plan_values(self.plan), "metrics": self.metrics.to_json()}
-        if self.schedule is None:
-            del values["schedule"]
-        else:
-            values["schedule"] = self.schedule.to_json()
-        text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+        text = json.dumps(to_values(self), sort_keys=True, separators=(",", ":")).encode()
         return server.sign(_PROPOSAL_PURPOSE, text) + text
 
 
@@ -219,7 +228,7 @@ def _fits(opened: RoundOpen) -> bool:
 def read_proposal(data: bytes) -> Proposal:
     """A proposal that is signed by the server it names; whether that is the right one is for the limits to say.
 
-    Raises `RemoteProtocolError` for anything else.
+    Raises `RemoteProtocolError` for anything else, and for one that could be written in another way.
     """
     signature, text = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
     try:
@@ -229,30 +238,57 @@ def read_proposal(data: bytes) -> Proposal:
             raise RemoteProtocolError(
                 which_to_upgrade("the proposal", version, VERSION, them="the server", us="this node")
             )
-        schedule = Schedule.from_json(values["schedule"]) if "schedule" in values else None
-        proposal = Proposal(
-            **{name: _bytes(values[name], length) for name, length in _BYTE_FIELDS.items()},
-            plan=_read_plan(values["plan"], schedule),
-            mode=str(values["mode"]),
-            participants=_whole(values["participants"]),
-            prekeys=_whole(values["prekeys"]),
-            tracker=str(values["tracker"]),
-            metrics=NoisyMetrics.of(**values["metrics"]),
-            wire=_whole(values["wire"]),
-            schedule=schedule,
-        )
+        _check_sizes(values["plan"])
+        proposal = check_json(Proposal, text)
+        if to_values(proposal) != values:
+            raise ConfigError("fields are missing")
+        _check_plan(proposal)
     except _UNREADABLE as error:
-        raise RemoteProtocolError(f"the proposal cannot be read: {type(error).__name__}") from None
+        raise RemoteProtocolError(f"the proposal cannot be read: {_why(error)}") from None
     verify(proposal.server, _PROPOSAL_PURPOSE, text, signature)
-    try:
-        check_mode(proposal.plan, proposal.mode)
-        if schedule is not None and schedule.mode != proposal.mode:
-            raise ConfigError(f"its schedule is one of mode {schedule.mode!r}", field="mode")
-    except ConfigError as error:
-        raise RemoteProtocolError(f"the mode of the proposal: {error.message}") from None
-    if not 1 <= proposal.prekeys <= MOST_PREKEYS:
-        raise RemoteProtocolError("the proposal asks for too few or too many keys")
     return proposal
+
+
+def _why(error: Exception) -> str:
+    """What cannot be read, in words of ours."""
+    return error.message if isinstance(error, NissError) else type(error).__name__
+
+
+def _check_sizes(plan: dict[str, Any]) -> None:
+    """Refuse numbers whose squares and quotients run out of range, and words that no plan has; before they are used."""
+    for name, value in plan.items():
+        number = isinstance(value, int | float) and (value == 0 or _SMALLEST <= abs(value) <= _LARGEST)
+        word = isinstance(value, str) and len(value) <= _LONGEST_WORD
+        if not (number or word or value in (None, [])):
+            raise RemoteProtocolError(
+                f"{name} in the proposed plan is not a number that a plan could have, nor a word"
+            )
+
+
+def _check_plan(proposal: Proposal) -> None:
+    """Refuse (`NissError`) a plan that cannot be carried out, and a schedule that is not one of it, in what both name;
+    what its noise is worth is for the limits."""
+    plan, schedule = proposal.plan, proposal.schedule
+    require_proposable(plan)
+    check_mode(plan, proposal.mode)
+    plan.budget(1)
+    if plan.kind.carries != (schedule is not None):
+        raise ConfigError("a run has a schedule if it carries noise, and else none", field="schedule")
+    if schedule is None:
+        return
+    both = {
+        "mode": (proposal.mode, schedule.mode),
+        "participants": (plan.participants, schedule.participants),
+        "rounds": (plan.planned_rounds + plan.closing, schedule.rounds),
+        "separation": (plan.separation, schedule.separation),
+        "pattern": (plan.pattern == "cyclic", schedule.cyclic),
+        "closing": (plan.closing, schedule.closing),
+        "clip": (plan.clip, schedule.clip),
+        "dropped": (plan.dropped, schedule.noise.dropped),
+    }
+    for name, (planned, scheduled) in both.items():
+        if planned != scheduled:
+            raise ConfigError(f"its schedule has another {name}", field=f"plan.{name}")
 
 
 def check_mode(plan: Plan, mode: str) -> None:
@@ -278,12 +314,14 @@ def require_same(before: Proposal, now: Proposal) -> None:
         )
 
 
-def plan_values(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON; raises `ConfigError` for one that the protocol cannot carry out."""
-    carries = plan.kind.carries
-    names, fixed = _names(carries), _fixed(carries)
+def require_proposable(plan: Plan) -> None:
+    """Refuse (`ConfigError`) a plan that the protocol cannot carry out."""
+    carries, method = plan.kind.carries, Plan().kind
+    names = _ALWAYS + (_CARRYING if carries else ("chain_rounds",))
     for field in fields(Plan):
-        value, usual = getattr(plan, field.name), fixed.get(field.name, field.default)
+        value, usual = getattr(plan, field.name), field.default
+        if field.name == "method":
+            usual = method.carrying if carries else method.name
         if field.name not in names and value != usual:
             raise ConfigError(
                 f"the protocol cannot carry out {value!r}",
@@ -296,83 +334,14 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         raise ConfigError(
             f"Flower runs do not support {plan.graph!r}", field="plan.graph", hint="use 'regular'"
         )
-    return {name: getattr(plan, name) for name in names}
 
 
 def proposable(plan: Plan) -> Plan:
     """The plan without what it says of rounds for the sake of other methods, where nothing is carried."""
     if plan.kind.carries:
         return plan
-    unused = set(_CARRYING)
-    usual: dict[str, Any] = {one.name: one.default for one in fields(Plan) if one.name in unused}
+    usual: dict[str, Any] = {field.name: field.default for field in fields(Plan) if field.name in _CARRYING}
     return replace(plan, **usual)
-
-
-def _names(carries: bool) -> tuple[str, ...]:
-    return (*_ALWAYS, *_CARRYING) if carries else _PLAIN
-
-
-def _fixed(carries: bool) -> dict[str, Any]:
-    """What follows from whether noise is carried over."""
-    plain = Plan().kind
-    return {"method": plain.carrying if carries else plain.name}
-
-
-def _read_plan(values: dict[str, Any], schedule: Schedule | None) -> Plan:
-    """The plan that `plan_values` wrote; a server may have made up any other."""
-    if set(values) != set(_names(schedule is not None)):
-        raise RemoteProtocolError("the plan in the proposal has unknown or missing fields")
-    for name, value in values.items():
-        short = isinstance(value, str) and len(value) <= _LONGEST_WORD
-        if not (value is None or short or isinstance(value, bool) or _is_sensible(value)):
-            raise RemoteProtocolError(
-                f"{name} in the proposed plan is not a number that a plan could have, nor a word"
-            )
-    try:
-        plan = check_json(Plan, json.dumps(values | _fixed(schedule is not None)))
-        plan_values(plan)
-        plan.budget(1)
-        if schedule is not None:
-            _check_schedule(plan, schedule)
-    except NissError as error:
-        raise RemoteProtocolError(f"the proposed plan cannot be carried out: {error.message}") from None
-    return plan
-
-
-def _check_schedule(plan: Plan, schedule: Schedule) -> None:
-    """Refuse a schedule that is not one of the plan, in what both name; what its noise is worth is for the limits."""
-    both = {
-        "participants": (plan.participants, schedule.participants),
-        "rounds": (plan.planned_rounds + plan.closing, schedule.rounds),
-        "separation": (plan.separation, schedule.separation),
-        "pattern": (plan.pattern == "cyclic", schedule.cyclic),
-        "closing": (plan.closing, schedule.closing),
-        "clip": (plan.clip, schedule.clip),
-        "dropped": (plan.dropped, schedule.noise.dropped),
-    }
-    for name, (planned, scheduled) in both.items():
-        if planned != scheduled:
-            raise ConfigError(f"its schedule has another {name}", field=f"plan.{name}")
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("no whole number")
-    return value
-
-
-def _is_sensible(value: Any) -> bool:
-    """Whether it is a number, and one that squares and quotients of a few such numbers do not run out of range on."""
-    if not isinstance(value, int | float):
-        return False
-    return value == 0 or _SMALLEST <= abs(value) <= _LARGEST
-
-
-def _bytes(text: str, length: int) -> bytes:
-    value = bytes.fromhex(text)
-    if len(value) != length:
-        raise ValueError("length")
-    return value
 
 
 @dataclass(frozen=True)
@@ -385,10 +354,12 @@ class Enrolment:
     signature  under all of it and the run, so that it holds for no other run
     """
 
-    identity: bytes
-    prekeys: tuple[Prekey, ...]
+    __pydantic_config__: ClassVar[Any] = IN_HEX
+
+    identity: Key
+    prekeys: Annotated[tuple[PrekeyInHex, ...], Len(1, MOST_PREKEYS)]
     pinned: tuple[str, ...]
-    signature: bytes = b""
+    signature: Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)] = b""
 
     def signed(self, identity: Identity, proposal: Proposal) -> Self:
         """This enrolment, signed for the run of the proposal."""
@@ -402,16 +373,10 @@ class Enrolment:
 
     def to_bytes(self) -> bytes:
         """The enrolment as it travels."""
-        values = {
-            "identity": self.identity.hex(),
-            "prekeys": [key.hex() for key in self._encoded_prekeys()],
-            "pinned": list(self.pinned),
-            "signature": self.signature.hex(),
-        }
-        return ENROLMENT_TAG + json.dumps(values, sort_keys=True).encode()
+        return ENROLMENT_TAG + json.dumps(to_values(self), sort_keys=True).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
+    def from_bytes(cls, data: bytes) -> Enrolment:
         """An enrolment that is well formed, but not yet checked."""
         found = _OTHER_ENROLMENT.match(data)
         if found is not None and (theirs := int(found["version"])) != ENROLMENT_VERSION:
@@ -421,24 +386,9 @@ class Enrolment:
         if not data.startswith(ENROLMENT_TAG) or len(data) > _LONGEST_ENROLMENT:
             raise RemoteProtocolError("expected an enrolment, got another message")
         try:
-            values = json.loads(data[len(ENROLMENT_TAG) :])
-            keys = [decode_prekey(bytes.fromhex(text)) for text in values["prekeys"]]
-            enrolment = cls(
-                _bytes(values["identity"], PUBLIC_BYTES),
-                tuple(keys),
-                tuple(str(name) for name in values["pinned"]),
-                _bytes(values["signature"], SIGNATURE_BYTES),
-            )
+            return check_json(cls, data[len(ENROLMENT_TAG) :])
         except _UNREADABLE as error:
-            raise RemoteProtocolError(f"the enrolment cannot be read: {type(error).__name__}") from None
-        if not 1 <= len(enrolment.prekeys) <= MOST_PREKEYS:
-            raise RemoteProtocolError(
-                f"the enrolment has {len(enrolment.prekeys)} one-time keys, expected 1 to {MOST_PREKEYS}"
-            )
-        return enrolment
-
-    def _encoded_prekeys(self) -> list[bytes]:
-        return [encode_prekey(one) for one in self.prekeys]
+            raise RemoteProtocolError(f"the enrolment cannot be read: {_why(error)}") from None
 
     def _signed_part(self, proposal: Proposal) -> bytes:
         """Run, chain, identity, keys and pins, each after its length, so that no two enrolments read alike."""
@@ -447,6 +397,6 @@ class Enrolment:
             proposal.run,
             proposal.anchor,
             self.identity,
-            length_prefixed(*self._encoded_prekeys()),
+            length_prefixed(*map(encode_prekey, self.prekeys)),
             length_prefixed(*names),
         )

@@ -20,8 +20,6 @@ class Tracked:
     How many keys a client has left is counted here, so that the tracker need not be asked about each of them.
     """
 
-    independent = True
-
     def __init__(self, url: str, identity: Identity, *, ca: str | Path | None) -> None:
         """`identity` is the server's, `ca` the certificate of the authority that signed the tracker's."""
         self.address = url
