@@ -196,7 +196,7 @@ class TestFailuresAreSummed:
         assert again.state.failures == pytest.approx(1e-6)
         with pytest.raises(PrivacyError, match="may fail with probability"):
             joined(again, "one more", 1e-8)
-        assert "one more" not in again.state.proposals
+        assert "one more" not in again.state.runs
         joined(again, "one that cannot fail", 0.0)
 
     def test_runs_that_may_fail_are_counted_and_capped(self, kind, tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from niss.accounting import Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol import Refusal, decode
 from niss.protocol import messages as wire
-from niss.session.limits import Limits
-from niss.session.node import ClientState
+from niss.session.limits import Budget, Limits
+from niss.session.node import ClientState, MemoryStore
 from niss.session.ports import Request, Stage
 from niss.session.proposal import Proposal, read_proposal
 from session.scene import Scene
@@ -136,10 +136,8 @@ def test_a_proposal_says_of_which_version_its_rounds_are() -> None:
 
 
 def test_what_a_client_keeps_does_not_grow_with_ever_new_runs() -> None:
-    notes = ClientState()
+    store = MemoryStore()
     for number in range(200):
-        notes.join(f"{number:032x}", bytes(1000))
-        notes.steps[f"{number:032x}"] = 1
-    kept = ClientState.from_bytes(notes.to_bytes())
-    assert list(kept.proposals) == [f"{number:032x}" for number in range(136, 200)]
-    assert set(kept.steps) == set(kept.first_keys) == set(kept.proposals)
+        store.join(f"{number:032x}", bytes(1000), Budget(1.0, 1e-5, 0.0), failure=0.0, first_key=0)
+    kept = ClientState.from_bytes(store.state.to_bytes())
+    assert list(kept.runs) == [f"{number:032x}" for number in range(136, 200)]

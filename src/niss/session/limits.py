@@ -11,21 +11,25 @@ all runs that its state knows of, and joins no run whose plan promises nothing u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator
 
 from niss.accounting import RELATIONS, Charge, Plan, scheduled_run
+from niss.accounting.asked import Mode, Relation
 from niss.accounting.ledger import Limit, require_within
-from niss.checks import LIMITS, require_one_of, require_real
+from niss.checks import LIMITS
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import gdp_mu
-from niss.protocol import LINKS_PER_ROUND, MODES, Policy, Schedule, load_coalition
+from niss.protocol import LINKS_PER_ROUND, Policy, Schedule, load_coalition
 from niss.protocol.messages import VERSION as WIRE_VERSION
-from niss.session.proposal import Proposal
+from niss.session.proposal import Key, Proposal
+from niss.settings import NotNegative, Whole, settings
 from niss.version import which_to_upgrade
 
 MOST_ROUNDS = 100_000
@@ -34,6 +38,30 @@ STRONGEST = 1_000_000
 """Largest kappa: beside shares much stronger than that, floats no longer tell exactly how much noise is left."""
 PREFIX = "niss-"
 """What the names of limits start with in a node's configuration."""
+
+
+_OTHER_TRACKER = "the tracker of this run is not the one this node expects"
+# Rounds and attempts that a chain of links has room for, and shares that can still be reckoned with.
+_POSSIBLE = {
+    "participations": MOST_ROUNDS,
+    "chain_rounds": MOST_ROUNDS,
+    "attempts": LINKS_PER_ROUND,
+    "kappa": STRONGEST,
+}
+
+
+def _from_hex(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch("[0-9a-fA-F]{64}", value):
+        raise ValueError("must be a public key of 64 hex digits")
+    return bytes.fromhex(value) if isinstance(value, str) else value
+
+
+def _names(value: Any) -> Any:
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+PublicKey = Annotated[Key, BeforeValidator(_from_hex)]
+OwnPath = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
 @dataclass(frozen=True)
@@ -124,7 +152,7 @@ class Spent:
         return limits
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Limits:
     """Limits of one node; in its node configuration they are written `niss-state`, `niss-server` and so on.
 
@@ -144,26 +172,22 @@ class Limits:
     Raises `ConfigError` for a limit that cannot be kept.
     """
 
-    state: Path | None = None
-    server: bytes | None = None
-    holder: bytes | None = None
-    coalition: Path | None = None
-    participants: int | None = None
-    colluders: int | None = None
-    clip: float | None = None
+    state: OwnPath | None = None
+    server: PublicKey | None = None
+    holder: PublicKey | None = None
+    coalition: OwnPath | None = None
+    participants: Whole | None = None
+    colluders: Whole | None = None
+    clip: NotNegative | None = None
     epsilon: float | None = None
     delta: float | None = None
-    relation: str | None = None
-    modes: tuple[str, ...] | None = None
+    relation: Relation | None = None
+    modes: Annotated[tuple[Mode, ...], BeforeValidator(_names)] | None = None
     tracker: str | None = None
-    tracker_ca: Path | None = None
+    tracker_ca: OwnPath | None = None
     uncalibrated: bool = False
 
     def __post_init__(self) -> None:
-        if self.relation is not None:
-            require_one_of(self.relation, RELATIONS, field="relation")
-        if self.modes is not None and not set(self.modes) <= set(MODES):
-            raise ConfigError("unknown mode", field="modes", hint="use some of: " + ", ".join(MODES))
         if (self.epsilon is None) != (self.delta is None):
             raise ConfigError("must be set together", field="epsilon, delta", hint="set both or neither")
         if self.epsilon is not None and self.delta is not None:
@@ -172,28 +196,22 @@ class Limits:
             raise ConfigError(
                 "must be an address of https, since an authority for its certificate is set", field="tracker"
             )
-        for name in ("participants", "colluders", "clip"):
-            if (value := getattr(self, name)) is not None:
-                require_real(value, field=name)
 
     def of_node(self, node_config: Mapping[str, Any]) -> Limits:
         """These limits, replaced by those of the node's own configuration where it has any.
 
         An unknown name that starts with `niss-` is an error: a misspelt limit would not be kept.
         """
-        limits: dict[str, Any] = {}
-        for key, value in node_config.items():
-            if not key.startswith(PREFIX):
-                continue
-            name = key.removeprefix(PREFIX).replace("-", "_")
-            if name not in _PARSERS:
-                raise ConfigError("unknown limit", field=key, hint="known: " + ", ".join(sorted(_PARSERS)))
-            parse, kind = _PARSERS[name]
-            try:
-                limits[name] = parse(value)
-            except ValueError:
-                raise ConfigError(f"invalid value {value!r}", field=key, hint=f"expected {kind}") from None
-        return replace(self, **limits)
+        limits = {
+            key.removeprefix(PREFIX).replace("-", "_"): value
+            for key, value in node_config.items()
+            if key.startswith(PREFIX)
+        }
+        try:
+            return replace(self, **limits)
+        except ConfigError as error:
+            named = error.message.replace("\n", f"\n{PREFIX}")
+            raise ConfigError(f"{PREFIX}{named}", hint=error.hint) from None
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -203,80 +221,82 @@ class Limits:
 
     def check(self, proposal: Proposal) -> None:
         """Raise `RemoteProtocolError` for a run that would not keep these limits."""
-        plan = proposal.plan
-        if proposal.wire != WIRE_VERSION:
-            # Before it joins: a node that cannot read the rounds would leave its neighbours' noise in every sum.
-            raise RemoteProtocolError(
-                which_to_upgrade(
-                    "the wire format", proposal.wire, WIRE_VERSION, them="the server", us="this node"
-                )
-            )
+        plan, address = proposal.plan, proposal.tracker
+        # Before it joins: a node that cannot read the rounds would leave its neighbours' noise in every sum.
+        _require(
+            proposal.wire == WIRE_VERSION,
+            which_to_upgrade(
+                "the wire format", proposal.wire, WIRE_VERSION, them="the server", us="this node"
+            ),
+        )
         for name in ("server", "holder"):
-            if getattr(self, name) not in (None, getattr(proposal, name)):
-                raise RemoteProtocolError(
-                    f"the {name} of this run is not the one this node expects",
-                    hint=f"compare its key with the node's {PREFIX}{name}",
-                )
-        self._check_tracker(proposal.tracker)
-        _check_ranges(plan)
-        if self.epsilon is not None and not plan.calibrated:
-            raise RemoteProtocolError(
-                "a plan that sets tau2 itself promises nothing, but this node requires an epsilon"
+            _require(
+                getattr(self, name) in (None, getattr(proposal, name)),
+                f"the {name} of this run is not the one this node expects",
+                f"compare its key with the node's {PREFIX}{name}",
             )
-        ceiling = self.ceiling_for(plan)
-        most = {"clip": self.clip}
-        if ceiling is not None:
-            most |= {"epsilon": ceiling.epsilon, "delta": ceiling.delta}
-        for name, limit in most.items():
+        # Before anything is sent there.
+        _require(
+            self.tracker is None or address.rstrip("/") == self.tracker.rstrip("/"),
+            _OTHER_TRACKER,
+            f"compare its address with the node's {PREFIX}tracker",
+        )
+        _require(
+            not address or self.tracker_ca is None or _is_https(address),
+            _OTHER_TRACKER,
+            f"it must be an address of https, since the node sets {PREFIX}tracker-ca",
+        )
+        for name, possible in _POSSIBLE.items():
+            proposed = getattr(plan, name) or 0
+            _require(
+                proposed <= possible,
+                f"{name} = {proposed:.3g} is proposed, but at most {possible} is possible",
+            )
+        _require(
+            self.epsilon is None or plan.calibrated,
+            "a plan that sets tau2 itself promises nothing, but this node requires an epsilon",
+        )
+        most = {"clip": (self.clip, f"{PREFIX}clip")}
+        if (ceiling := self.ceiling_for(plan)) is not None:
+            setting = f"{PREFIX}epsilon and {PREFIX}delta"
+            most |= {"epsilon": (ceiling.epsilon, setting), "delta": (ceiling.delta, setting)}
+        for name, (limit, setting) in most.items():
             proposed = getattr(plan, name)
             if limit is not None and not proposed <= limit:
                 raise RemoteProtocolError(
                     f"{name} = {proposed:g} is proposed, but this node allows at most {limit:g}",
-                    hint=f"its owner may set {PREFIX}clip"
-                    if name == "clip"
-                    else f"its owner may set {PREFIX}epsilon and {PREFIX}delta",
+                    hint=f"its owner may set {setting}",
                 )
-        if self.colluders is not None and plan.colluders < self.colluders:
-            raise RemoteProtocolError(
-                f"the plan allows for {plan.colluders} colluders, but this node assumes {self.colluders}"
-            )
-        if self.relation not in (None, plan.relation):
-            raise RemoteProtocolError(
-                f"the plan is for {plan.relation!r}, but this node requires {self.relation!r}"
-            )
-        if self.modes is not None and proposal.mode not in self.modes:
-            raise RemoteProtocolError(f"mode {proposal.mode!r} is not accepted by this node")
+        _require(
+            plan.colluders >= (self.colluders or 0),
+            f"the plan allows for {plan.colluders} colluders, but this node assumes {self.colluders}",
+        )
+        _require(
+            self.relation in (None, plan.relation),
+            f"the plan is for {plan.relation!r}, but this node requires {self.relation!r}",
+        )
+        _require(
+            self.modes is None or proposal.mode in self.modes,
+            f"mode {proposal.mode!r} is not accepted by this node",
+        )
         if proposal.schedule is not None:
             self._check_schedule(proposal, proposal.schedule)
 
     def _check_schedule(self, proposal: Proposal, schedule: Schedule) -> None:
         """Refuse rounds that are too small, and noise that does not keep what the plan promises."""
         plan = proposal.plan
-        if schedule.participants < max(self.participants or 2, proposal.participants):
-            raise RemoteProtocolError(
-                f"rounds of {schedule.participants} are scheduled, but this node requires more participants"
-            )
+        _require(
+            schedule.participants >= max(self.participants or 2, proposal.participants),
+            f"rounds of {schedule.participants} are scheduled, but this node requires more participants",
+        )
         if not plan.calibrated:
             return
         worth = scheduled_run(schedule, relation=plan.relation, colluders=plan.colluders)
-        if not worth.private or not worth.mu <= proposal.run_mu:
-            raise RemoteProtocolError(
-                "the noise that is scheduled does not keep what the plan promises",
-                hint="a schedule is made for one plan, by `make_schedule`",
-            )
-
-    def _check_tracker(self, address: str) -> None:
-        """Refuse an address other than the node's own before anything is sent there, and one without TLS."""
-        if self.tracker is not None and address.rstrip("/") != self.tracker.rstrip("/"):
-            raise RemoteProtocolError(
-                "the tracker of this run is not the one this node expects",
-                hint=f"compare its address with the node's {PREFIX}tracker",
-            )
-        if address and self.tracker_ca is not None and not _is_https(address):
-            raise RemoteProtocolError(
-                "the tracker of this run is not the one this node expects",
-                hint=f"it must be an address of https, since the node sets {PREFIX}tracker-ca",
-            )
+        _require(
+            worth.private and worth.mu <= proposal.run_mu,
+            "the noise that is scheduled does not keep what the plan promises",
+            "a schedule is made for one plan, by `make_schedule`",
+        )
 
     def failure(self, proposal: Proposal) -> float:
         """With what probability a graph of this run may have more colluders around a client than its bound says.
@@ -350,53 +370,11 @@ class Limits:
         return Budget(mu, self.delta, failing * self.delta, ceiling)
 
 
-def _check_ranges(plan: Plan) -> None:
-    """Refuse rounds and attempts beyond what a chain of links has room for, and shares too strong to reckon with."""
-    most = {
-        "participations": MOST_ROUNDS,
-        "chain_rounds": MOST_ROUNDS,
-        "attempts": LINKS_PER_ROUND,
-        "kappa": STRONGEST,
-    }
-    for name, limit in most.items():
-        proposed = getattr(plan, name)
-        if proposed is not None and proposed > limit:
-            raise RemoteProtocolError(f"{name} = {proposed:.3g} is proposed, but at most {limit} is possible")
+def _require(kept: bool, why: str, hint: str | None = None) -> None:
+    """Refuse a run that does not keep a limit."""
+    if not kept:
+        raise RemoteProtocolError(why, hint=hint)
 
 
 def _is_https(address: str) -> bool:
     return address.lower().startswith("https://")
-
-
-def _path(value: Any) -> Path:
-    return Path(str(value)).expanduser()
-
-
-def _public_key(value: Any) -> bytes:
-    key = bytes.fromhex(str(value))
-    if len(key) != 32:
-        raise ValueError("length")
-    return key
-
-
-def _switch(value: Any) -> bool:
-    if str(value).lower() not in ("true", "false"):
-        raise ValueError("neither true nor false")
-    return str(value).lower() == "true"
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    return tuple(part.strip() for part in str(value).split(","))
-
-
-# How the values of a node configuration are read: by a function that raises ValueError, and in words.
-_PARSERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    **dict.fromkeys(("state", "coalition", "tracker_ca"), (_path, "a path")),
-    **dict.fromkeys(("server", "holder"), (_public_key, "a public key of 64 hex digits")),
-    **dict.fromkeys(("participants", "colluders"), (int, "a whole number")),
-    **dict.fromkeys(("clip", "epsilon", "delta"), (float, "a number")),
-    "relation": (str, "a name"),
-    "tracker": (str, "an address"),
-    "uncalibrated": (_switch, "true or false"),
-    "modes": (_names, "names separated by commas"),
-}

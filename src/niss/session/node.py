@@ -76,55 +76,45 @@ _NO_HOLDER = "without a niss-holder of its own this node counts colluders as pla
 
 
 @dataclass
-class ClientState:
-    """What a client remembers of its runs, which are named by their id in hex.
+class JoinedRun:
+    """What a client remembers of a run.
 
-    memory     of the protocol's machine, with its one-time keys: secret
-    proposals  the proposal agreed to, as the server signed it
-    steps      how many requests were answered
-    saves      how often this was written
-    ledger     head of the ledger after the last charge; None before the first
-    failures   with what probability any bound on colluders of a run that was joined may fail, at most
-    failing    how many runs that is for
-    first_keys number of the first prekey that was made for the run
+    proposal   that it agreed to, as the server signed it
+    first_key  number of the first prekey that was made for it: none is taken from before
+    step       how many of its requests were answered
+    """
+
+    proposal: bytes
+    first_key: int
+    step: int = 0
+
+
+@dataclass
+class ClientState:
+    """What a client remembers of its runs.
+
+    memory    of the protocol's machine, with its one-time keys: secret
+    runs      by id in hex, in the order in which they were joined
+    saves     how often this was written
+    ledger    head of the ledger after the last charge; None before the first
+    failures  with what probability any bound on colluders of a run that was joined may fail, at most
+    failing   how many runs that is for
     """
 
     __pydantic_config__: ClassVar[Any] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
 
     memory: bytes | None = None
-    proposals: dict[str, bytes] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
+    runs: dict[str, JoinedRun] = field(default_factory=dict)
     saves: int = 0
     ledger: str | None = None
     failures: float = 0.0
     failing: int = 0
-    first_keys: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = None if self.memory is None else SecretBytes(self.memory)
 
-    def join(self, run: str, proposal: bytes, *, failure: float = 0.0, first_key: int = 0) -> bytes:
-        """The proposal that was agreed to for a run: this one, unless it was joined before.
-
-        run        id of the run, in hex
-        proposal   as the server signed it
-        failure    with what probability a bound on colluders of any graph of the run may fail
-        first_key  number of the next prekey to be made: the run takes none from before
-
-        Of many runs those joined first are forgotten, so that nobody fills the disk with them; a run that was
-        forgotten counts as never joined, and its rounds stay answered in the protocol's memory.
-        """
-        if run not in self.proposals:
-            self.proposals[run], self.first_keys[run] = proposal, first_key
-            self.failures, self.failing = self.failures + failure, self.failing + (failure > 0.0)
-        for oldest in list(self.proposals)[:-_MOST_RUNS]:
-            del self.proposals[oldest]
-            self.steps.pop(oldest, None)
-            self.first_keys.pop(oldest, None)
-        return self.proposals[run]
-
     def to_bytes(self) -> SecretBytes:
-        """The state as it is kept: JSON, with bytes in base64, and runs in the order in which they were joined."""
+        """The state as it is kept: JSON, with bytes in base64."""
         values = dict.fromkeys(_KEPT) | to_values(self) | {"version": _VERSION}
         return SecretBytes(json.dumps(values).encode())
 
@@ -180,23 +170,36 @@ class Store(ABC):
     def join(
         self, run: str, proposal: bytes, budget: Budget, *, failure: float, first_key: int, mu: float = 0.0
     ) -> bytes:
-        """`ClientState.join`, for a run that there is room for; kept with the next `save`.
+        """The proposal that was agreed to for a run: this one, unless it was joined before; kept with the next `save`.
 
-        mu  what one round of it costs, at most
+        run        id of the run, in hex
+        proposal   as the server signed it
+        budget     what may be spent in all, where no earlier run has fixed it
+        failure    with what probability a bound on colluders of any graph of the run may fail
+        first_key  number of the next prekey to be made
+        mu         what one round of it costs, at most
 
-        Raises `PrivacyError` where the budget does not cover another round, so that nobody waits for this client, and
-        where the bounds on colluders of all runs together could fail too often.
+        Of many runs those joined first are forgotten, so that nobody fills the disk with them; a run that was
+        forgotten counts as never joined, and its rounds stay answered in the protocol's memory. Raises `PrivacyError`
+        where the budget does not cover another round, so that nobody waits for this client, and where the bounds on
+        colluders of all runs together could fail too often.
         """
-        spent = self.spent(budget)
+        spent, state = self.spent(budget), self.state
         spent.require_round(budget, mu)
-        if run not in self.state.proposals and failure > 0.0:
-            if self.state.failing >= MOST_FAILING_RUNS:
+        if run in state.runs:
+            return state.runs[run].proposal
+        if failure > 0.0:
+            if state.failing >= MOST_FAILING_RUNS:
                 raise PrivacyError(
                     f"this identity has joined {MOST_FAILING_RUNS} runs whose bounds on colluders may fail",
                     hint="a new niss-state folder and identity would be a new budget on the same data",
                 )
             spent.require_run(budget, failure)
-        return self.state.join(run, proposal, failure=failure, first_key=first_key)
+            state.failures, state.failing = state.failures + failure, state.failing + 1
+        state.runs[run] = JoinedRun(proposal, first_key)
+        for oldest in list(state.runs)[:-_MOST_RUNS]:
+            del state.runs[oldest]
+        return proposal
 
 
 class MemoryStore(Store):
@@ -319,10 +322,10 @@ class Node:
             )
         if request.stage is Stage.ENROL:
             return self._enrol(request)
-        agreed_to = self.store.state.proposals.get(request.run.hex())
-        if agreed_to is None:
+        joined = self.store.state.runs.get(request.run.hex())
+        if joined is None:
             raise RemoteProtocolError("this client has not joined the run that the message belongs to")
-        proposal = _read(agreed_to)
+        proposal = _read(joined.proposal)
         client, message = self._client(proposal), decode(request.body)
         if isinstance(message, RoundOpen) and coordinates is not None:
             return self._accept(request, client, proposal, message, coordinates)
@@ -338,11 +341,12 @@ class Node:
 
     def _step(self, request: Request) -> int:
         """How many requests of this run were answered, as far as this client's state knows."""
-        return self.store.state.steps.get(request.run.hex(), 0)
+        joined = self.store.state.runs.get(request.run.hex())
+        return 0 if joined is None else joined.step
 
     def _count(self, request: Request) -> None:
         """Count this request; saved by the protocol's client together with what it does."""
-        self.store.state.steps[request.run.hex()] = self._step(request) + 1
+        self.store.state.runs[request.run.hex()].step += 1
 
     def _asked_again(self, proposal: Proposal) -> bool:
         """Whether a member may be asked once more about its round, after the next one: where it carried noise on.
@@ -398,7 +402,7 @@ class Node:
         """Agree to a run that there is room for; the proposal that was agreed to, which is this one or one before."""
         run, limits = proposal.run.hex(), self._limits
         # What a run that carries noise over may still cost is part of what was left for it when it was joined.
-        joined = proposal.schedule is not None and run in self.store.state.proposals
+        joined = proposal.schedule is not None and run in self.store.state.runs
         rounds = proposal.plan.chain_rounds or 0
         if proposal.schedule is not None:
             rounds = proposal.schedule.rounds
@@ -419,7 +423,8 @@ class Node:
         if proposal.metrics.ranges:
             self._metrics.check(proposal.metrics)
         plan, store, limits, run = proposal.plan, self.store, self._limits, proposal.run.hex()
-        policy = limits.policy(proposal, first_prekey=store.state.first_keys.get(run, 0))
+        joined = store.state.runs.get(run)
+        policy = limits.policy(proposal, first_prekey=0 if joined is None else joined.first_key)
         budget = limits.budget(proposal)
         ledger = store.ledger(run, plan.relation, budget)
         promise = Promise.of(plan)
