@@ -19,7 +19,7 @@ from flower.test_resume import Killed
 from flower.test_trust import with_folders
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
-from niss.flower.run_config import strategy_options
+from niss.flower.given import strategy_options
 from niss.mechanism.clipping import RATE
 from niss.session.metrics import BELOW_CLIP, PART
 

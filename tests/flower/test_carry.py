@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -184,7 +185,7 @@ def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypat
         if len(seen) == save:
             raise Killed
         write(folder, state)
-        seen.append(state)
+        seen.append(copy.deepcopy(state))
 
     monkeypatch.setattr(ServerFolder, "write", dying)
     with pytest.raises(Killed):
@@ -192,13 +193,11 @@ def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypat
     monkeypatch.undo()
     again = service.strategy(**options)
     result = start(again, grid)
-    lost = (
-        None
-        if not seen or seen[-1]["session"].get("pending") is None
-        else seen[-1]["session"]["pending"]["round"]
+    pending = seen[-1].session.pending if seen else None
+    assert [one.round for one in again.rounds if not one.survivors] == (
+        [] if pending is None else [pending.round]
     )
-    assert [one.round for one in again.rounds if not one.survivors] == ([] if lost is None else [lost])
-    if lost is None:
+    if pending is None:
         np.testing.assert_allclose(values(result.arrays), model_of(cohorts(grid)), rtol=0, atol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from dataclasses import replace
@@ -102,7 +103,7 @@ def die_at(save, monkeypatch, *, after):
         if len(seen) == save and not after:
             raise Killed
         write(folder, state)
-        seen.append(state)
+        seen.append(copy.deepcopy(state))
         if len(seen) == save + 1:
             raise Killed
 
@@ -117,9 +118,9 @@ def test_killed_at_any_save_the_run_goes_on_and_nothing_is_charged_twice(tmp_pat
     with pytest.raises(Killed):
         start(strategy(tmp_path / "run"), grid)
     monkeypatch.undo()
-    opened = seen[-1]["session"].get("pending") if seen else None
+    opened = seen[-1].session.pending if seen else None
     result = start(strategy(tmp_path / "run"), renumbered(grid))
-    check(tmp_path, result, set() if opened is None else {opened["round"]})
+    check(tmp_path, result, set() if opened is None else {opened.round})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from flower.grid import FakeGrid, global_model
 from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import NissStrategy
-from niss.flower.run_config import plan_of, strategy_options
+from niss.flower.given import plan_of, strategy_options
 
 SETTINGS = {"rounds": 3, "epsilon": 8.0, "clip": 2.0, "neighbours": 3, "server-key": "", "tracker": ""}
 

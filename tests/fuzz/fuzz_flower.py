@@ -30,8 +30,7 @@ else:
 
 from fuzz.driver import Feed, Target
 from niss.accounting import Plan
-from niss.flower.transport import sort_replies, to_content
-from niss.flower.wrapped import alike, mean_metrics
+from niss.flower.transport import alike, mean_metrics, sort_replies, to_content
 from niss.protocol import Identity, PrekeyStore, encode
 from niss.session.ports import Relay, Reply, sign_refusal
 from niss.session.proposal import Enrolment, Setup

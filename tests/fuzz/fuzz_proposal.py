@@ -25,8 +25,8 @@ from fuzz.driver import Feed, Target
 from fuzz.fuzz_flower import NASTY_FLOATS, NASTY_NUMBERS, NASTY_TEXTS, NODE
 from niss.accounting import Plan, make_schedule, scheduled_run
 from niss.errors import NissError, RemoteProtocolError
+from niss.flower.given import carrying, for_nodes, for_rounds
 from niss.flower.mod import NissMod
-from niss.flower.run_config import carrying, for_nodes, for_rounds
 from niss.flower.transport import read_reply, to_record
 from niss.mechanism import gdp_mu
 from niss.protocol import Identity, Refusal, decode

@@ -15,11 +15,13 @@ import numpy as np
 from niss.accounting import Plan
 from niss.protocol import Identity, RoundOpen, decode, rounds_answered
 from niss.runs import RoundRecord
+from niss.session.books import RunState
 from niss.session.limits import Limits
 from niss.session.parties import Parties
 from niss.session.ports import NO_REPLY, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup
 from niss.session.server import Session, drive
+from niss.settings import check_json, to_values
 from support.protocol_round import seeded_entropy
 
 COORDINATES, MOVED = 6, 5000
@@ -114,17 +116,17 @@ class Scene:
             identity=self.identity,
             coordinator=Relay(entropy=self.draw),
             save=self.save,
-            saved=state["session"],
+            saved=state["session"] and check_json(RunState, json.dumps(state["session"])),
             entropy=self.draw,
         )
         if self.session.books.rounds:
             self.done = max(self.done, self.session.books.rounds[-1].round)
-        self.save(self.session.to_json())
+        self.session.save()
         return self.session
 
-    def save(self, session: Mapping[str, Any]) -> None:
+    def save(self, session: RunState) -> None:
         self.saving(len(self.saves))
-        state = {"session": session, "done": self.done, "model": self.model.tolist()}
+        state = {"session": to_values(session), "done": self.done, "model": self.model.tolist()}
         self.saves.append(json.loads(json.dumps(state)))
         self.saved_last(len(self.saves))
 
@@ -147,7 +149,7 @@ class Scene:
             if total is not None:
                 self.model = self.model + session.mean(total, record)[0]
         self.done += 1
-        self.save(session.to_json())
+        session.save()
 
     def deliver(self, requests: Mapping[int, Request]) -> dict[int, Reply | str]:
         replies: dict[int, Reply | str] = {}

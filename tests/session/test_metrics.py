@@ -22,7 +22,7 @@ from niss.randomness import SecretStream
 from niss.session.books import Books, RunState
 from niss.session.metrics import WEIGHT, NoisyMetrics, adaptive_clip, with_own
 from niss.session.proposal import read_proposal
-from niss.settings import check_json
+from niss.settings import check_json, to_values
 from session.scene import CARRIED, Scene
 
 RANGES = {"accuracy": (0.0, 1.0), "loss": (0.0, 8.0)}
@@ -133,7 +133,7 @@ def test_noise_in_the_weights_is_averaged_over_the_rounds_and_never_divides_by_n
     assert session.state.weights == []
     assert books.weigh(0.6) == 0.6
     assert books.weigh(0.2) == pytest.approx(0.4)
-    kept = check_json(RunState, json.dumps(session.to_json()))
+    kept = check_json(RunState, json.dumps(to_values(session.state)))
     assert Books(session.proposal, kept, books.assess).weigh(0.4) == pytest.approx(0.4)
     assert Books(session.proposal, RunState(b"", 1.0), books.assess).weigh(-3.0) == 0.05
 

@@ -203,7 +203,7 @@ def test_who_was_left_out_stays_out_under_another_id(carried: bool) -> None:
     session = scene.start()
     scene.play_round(session)
     session.members.leave_out(0, "a reason")
-    scene.save(session.to_json())
+    session.save()
     scene.offset = MOVED
     scene.play()
     assert scene.session.members.left_out == {MOVED: "a reason"}

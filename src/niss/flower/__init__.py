@@ -6,8 +6,7 @@ on the server:
     mod          answers a message: has it checked, trains, has the update hidden
     state        where a client keeps its memory and its ledger, and a server its run
     strategy     wraps one of Flower's strategies; a round from its side
-    wrapped      what is asked of that strategy, and what it gets to see
-    run_config   its settings in an app's pyproject.toml, what is refused of them, and made of the plan
+    given        its settings in an app's pyproject.toml, what is refused of them and of the wrapped strategy
     transport    what Flower's messages carry, on both sides
 
 The names are imported on first use, so that importing this package does not need Flower. Nothing here loads torch: an

@@ -42,10 +42,10 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -60,13 +60,15 @@ from niss.files import (
     PRIVATE,
     lock_file,
     locked_folder,
-    parse_json,
     read_private,
     write_atomically,
 )
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
+from niss.session.books import RunState
 from niss.session.limits import Budget, Spent
 from niss.session.node import SELF, ClientState, MemoryStore, Store
+from niss.session.proposal import IN_HEX
+from niss.settings import check_json, to_values
 
 LOG = logging.getLogger("flwr")
 RECORD = "niss"
@@ -75,7 +77,7 @@ _START_ANEW = (
     "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
 )
 _CONTEXT = {"identity", "notes", "joint", "marginal", "charges", "failures", "budget"}
-_STATE, _VERSION = "state.json", 1
+_STATE = "state.json"
 _DAMAGED = "restore the folder from a copy, or start a new run in a new one"
 # What Flower's strategies that average carry from round to round: FedAdam, FedYogi and FedAdagrad, and FedAvgM.
 _MOMENTS = ("m_t", "v_t", "momentum_vector")
@@ -285,20 +287,29 @@ def open_store(context: Context, folder: Path | None) -> Iterator[Store]:
         yield FolderStore(folder)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A run as it was saved.
+@dataclass
+class SavedRun:
+    """A run as it stands in `state.json`. Secret.
 
+    rounds    of the whole run
     done      rounds that are over
-    session   `Session.to_json`
+    session   what it remembers
     metrics   so far
-    model     after the last round that is done
+    arrays    file with the model after the last round that is done, and with what the wrapped strategy carries on
+    layout    their names in it
+    identity  secret of the server, where it has no key file
     """
 
+    __pydantic_config__: ClassVar[Any] = IN_HEX
+
+    rounds: int
     done: int
-    session: dict[str, Any]
-    metrics: MetricsByRound
-    model: ArrayRecord
+    session: RunState
+    metrics: dict[str, dict[int, dict[str, Any]]]
+    arrays: str
+    layout: dict[str, list[str] | int]
+    identity: bytes | None = None
+    version: Literal[1] = 1
 
 
 class ServerFolder:
@@ -327,14 +338,18 @@ class ServerFolder:
         finally:
             os.close(descriptor)
 
-    def identity(self) -> SecretBytes | None:
-        """The secret of the server's identity, where it was saved here."""
-        values = self._values()
-        secret = None if values is None else values["identity"]
-        return None if secret is None else SecretBytes(bytes.fromhex(secret))
+    def identity(self) -> Identity:
+        """The server's: the one that the run in the folder began with, or a new one."""
+        saved = self._read()
+        return (
+            Identity.generate(os.urandom)
+            if saved is None or saved.identity is None
+            else Identity(saved.identity)
+        )
 
-    def load(self, rounds: int, inner: Strategy) -> Saved | None:
-        """The run that was saved here, None where there is none; `ConfigError` if it is not one of so many rounds.
+    def load(self, rounds: int, inner: Strategy) -> tuple[SavedRun, ArrayRecord] | None:
+        """The run that was saved here and its model, None where there is none; `ConfigError` if it is not one of so
+        many rounds.
 
         The wrapped strategy is given back what it carries from round to round.
         """
@@ -344,71 +359,50 @@ class ServerFolder:
                 type(inner).__name__,
                 ", ".join(_MOMENTS),
             )
-        values = self._values()
-        if values is None:
+        saved = self._read()
+        if saved is None:
             return None
-        if values["rounds"] != rounds:
+        if saved.rounds != rounds:
             raise ConfigError(
-                f"the saved run is one of {values['rounds']} rounds, not {rounds}",
+                f"the saved run is one of {saved.rounds} rounds, not {rounds}",
                 field="resume",
                 hint="give the number of rounds of that run, or a new folder",
             )
         try:
-            model, moments = _unpack((self._folder / values["arrays"]).read_bytes(), values["layout"])
-            metrics = {
-                kind: {int(number): MetricRecord(record) for number, record in records.items()}
-                for kind, records in values["metrics"].items()
-            }
-            saved = Saved(int(values["done"]), values["session"], metrics, model)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            model, moments = _unpack((self._folder / saved.arrays).read_bytes(), saved.layout)
+        except (OSError, KeyError, TypeError, ValueError, StopIteration) as error:
             raise RunFolderError(
                 f"the run saved in {self._folder} is damaged ({type(error).__name__})", hint=_DAMAGED
             ) from None
         for attribute, value in moments.items():
             setattr(inner, attribute, value)
-        return saved
+        return saved, model
 
     def write_arrays(self, done: int, model: ArrayRecord, inner: Strategy) -> dict[str, Any]:
-        """Write model and moments after so many rounds; returns what `write` must be given of them."""
+        """Write model and moments after so many rounds; returns what a `SavedRun` says of them."""
         content, layout = _pack(model, inner)
         name = f"arrays-{done}.npz"
         write_atomically(self._folder / name, content, temporary=self._folder / ".arrays.new")
         return {"arrays": name, "layout": layout}
 
-    def write(self, values: Mapping[str, Any]) -> None:
+    def write(self, saved: SavedRun) -> None:
         """Replace the state, and remove the arrays that it does not name."""
-        text = SecretBytes(json.dumps({"version": _VERSION, **values}).encode())
+        text = SecretBytes(json.dumps(to_values(saved)).encode())
         write_atomically(self._folder / _STATE, text, temporary=self._folder / ".state.new")
         for path in self._folder.glob("arrays-*.npz"):
-            if path.name != values["arrays"]:
+            if path.name != saved.arrays:
                 path.unlink(missing_ok=True)
 
-    def _values(self) -> dict[str, Any] | None:
+    def _read(self) -> SavedRun | None:
         path = self._folder / _STATE
         try:
             text = SecretBytes(read_private(path))
         except FileNotFoundError:
             return None
-        values = _parsed(text)
-        if values is None:
-            raise RunFolderError(
-                f"{path} is damaged, or was written by another version of niss", hint=_DAMAGED
-            )
-        return values
-
-
-def saved_or_new(folder: ServerFolder | None) -> Identity:
-    """The server's identity: the one that the run in the folder began with, or a new one."""
-    secret = None if folder is None else folder.identity()
-    return Identity.generate(os.urandom) if secret is None else Identity(secret)
-
-
-def _parsed(text: SecretBytes) -> dict[str, Any] | None:
-    try:
-        values = parse_json(text.decode())
-        return values if values["version"] == _VERSION else None
-    except (ValueError, KeyError, TypeError):
-        return None
+        with suppress(ConfigError):
+            return check_json(SavedRun, text)
+        # Raised here: what was not read of secrets is no part of the error.
+        raise RunFolderError(f"{path} is damaged, or was written by another version of niss", hint=_DAMAGED)
 
 
 def _pack(model: ArrayRecord, inner: Strategy) -> tuple[bytes, dict[str, Any]]:
@@ -445,9 +439,9 @@ def _unpack(
     return model, moments
 
 
-def plain(metrics: MetricsByRound) -> dict[str, dict[str, dict[str, Any]]]:
+def plain(metrics: MetricsByRound) -> dict[str, dict[int, dict[str, Any]]]:
     """By kind and round, as JSON holds it."""
     return {
-        kind: {str(number): dict(record) for number, record in records.items()}
+        kind: {number: dict(record) for number, record in records.items()}
         for kind, records in metrics.items()
     }

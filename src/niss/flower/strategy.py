@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,44 +34,40 @@ from flwr.serverapp.strategy import Result, Strategy
 from niss.accounting import Plan, Statement
 from niss.errors import ConfigError, ProtocolError
 from niss.files import SHARED, write_atomically
-from niss.flower.run_config import (
+from niss.flower.given import (
     carrying,
     check_settings,
     for_nodes,
     for_rounds,
+    guard_metrics,
+    no_round,
     plan_of,
     prepared,
+    require_wrappable,
+    say_outlook,
     strategy_options,
+    try_metrics,
+    warn_of_strategy,
+    weight_of,
 )
-from niss.flower.state import Evaluate, MetricsByRound, ServerFolder, plain, saved_or_new
+from niss.flower.state import Evaluate, MetricsByRound, SavedRun, ServerFolder, plain
 from niss.flower.transport import (
     METRICS,
     RECORD,
     USE_THE_MOD,
     Model,
+    WillingNodes,
+    alike,
+    mean_metrics,
     send_requests,
     shared_model,
+    shown,
     sort_replies,
     to_record,
 )
-from niss.flower.wrapped import (
-    WillingNodes,
-    alike,
-    fewest_nodes,
-    guard_metrics,
-    log_record,
-    mean_metrics,
-    most_common,
-    require_wrappable,
-    say_outlook,
-    shown,
-    try_metrics,
-    warn_of_strategy,
-    weight_of,
-    why_no_round,
-)
-from niss.protocol import load_coalition, load_identity
+from niss.protocol import Identity, load_coalition, load_identity
 from niss.runs import RoundRecord
+from niss.session.books import RunState
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
 from niss.session.ports import Coordinator, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup, check_mode, read_proposal, require_proposable
@@ -142,14 +140,20 @@ class NissStrategy(Strategy):
         require_proposable(plan)
         check_mode(plan, mode)
         self._adaptive = adaptive_clip(plan, quantile, first_clip)
-        inside = with_own(plan, metrics, self._adaptive, weight_of(strategy), weight_cap)
+        self._weight = weight_of(strategy)
+        inside = with_own(plan, metrics, self._adaptive, self._weight, weight_cap)
         self._metrics = NoisyMetrics(inside, metric_part)
-        check_settings(weight_of(strategy), self._metrics, tracker=tracker, key=key)
+        check_settings(self._weight, self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
         self.inner, self._mode = strategy, mode
         self._folder = None if resume is None else ServerFolder(Path(resume))
         self._own_key = key is not None
-        self._identity = saved_or_new(self._folder) if key is None else load_identity(Path(key).expanduser())
+        if key is not None:
+            self._identity = load_identity(Path(key).expanduser())
+        elif self._folder is not None:
+            self._identity = self._folder.identity()
+        else:
+            self._identity = Identity.generate(os.urandom)
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
         )
@@ -176,7 +180,7 @@ class NissStrategy(Strategy):
     def from_run_config(cls, context: Context, strategy: Strategy, **options: Any) -> Self:
         """Around a strategy, with plan, mode, tracker, key and the rest from `[tool.flwr.app.config]`.
 
-        The names are those of `niss.flower.run_config`; `options` are arguments as above, and go before them.
+        The names are those of `niss.flower.given`; `options` are arguments as above, and go before them.
         """
         if "plan" not in options:
             options["plan"] = plan_of(context.run_config)
@@ -218,7 +222,8 @@ class NissStrategy(Strategy):
         result.train_metrics_clientapp = self.metrics["train"]
         result.evaluate_metrics_clientapp = self.metrics["evaluate"]
         result.evaluate_metrics_serverapp = self.metrics["server"]
-        self._require_a_round()
+        if num_rounds and not any(record.survivors for record in self.rounds):
+            raise no_round(self._begun)
         return result
 
     def _resumed(self, arrays: ArrayRecord) -> ArrayRecord:
@@ -226,16 +231,18 @@ class NissStrategy(Strategy):
 
         Flower counts rounds from 1 in each `start`; from here on they are counted on from those of the run.
         """
-        if self._folder is None or (saved := self._folder.load(self._rounds, self.inner)) is None:
+        if self._folder is None or (found := self._folder.load(self._rounds, self.inner)) is None:
             return arrays
+        saved, model = found
         session = self._begin(saved.session)
-        self.metrics = saved.metrics
+        for kind, records in saved.metrics.items():
+            self.metrics[kind] = {number: MetricRecord(record) for number, record in records.items()}
         last = session.books.rounds[-1].round if session.books.rounds else 0
         self._done = self._before = max(saved.done, last)
-        self._arrays = self._folder.write_arrays(self._done, saved.model, self.inner)
-        self._save(session.to_json())
+        self._arrays = self._folder.write_arrays(self._done, model, self.inner)
+        session.save()
         LOG.info("niss: going on after round %d of %d", self._done, self._rounds)
-        return saved.model
+        return model
 
     def _evaluation(self, evaluate: Evaluate) -> Evaluate:
         """The evaluation on the server, with the round's number in the run."""
@@ -253,34 +260,18 @@ class NissStrategy(Strategy):
         if metrics is not None:
             self.metrics[kind][number] = metrics
         self._write_report()
-        if self._folder is not None and self._begun is not None:
-            self._save(self._begun.to_json())
+        if self._begun is not None:
+            self._begun.save()
 
-    def _save(self, session: Mapping[str, Any]) -> None:
+    def _save(self, session: RunState) -> None:
         """Replace the run in the folder, durably; nothing before it has begun."""
         if self._folder is None or not self._arrays:
             return
-        secret = None if self._own_key else self._identity.secret_bytes()
-        self._folder.write(
-            {
-                **self._arrays,
-                "rounds": self._rounds,
-                "done": self._done,
-                "identity": None if secret is None else secret.hex(),
-                "session": session,
-                "metrics": plain(self.metrics),
-            }
+        secret = None if self._own_key else bytes(self._identity.secret_bytes())
+        kept = SavedRun(
+            self._rounds, self._done, session, plain(self.metrics), identity=secret, **self._arrays
         )
-
-    def _require_a_round(self) -> None:
-        """Raise `ProtocolError` for a run whose model is the one that it began with."""
-        if self._rounds == 0 or any(one.survivors for one in self.rounds):
-            return
-        why, hint = why_no_round(self.rounds)
-        if self._begun is not None and not self._begun.members.by_node:
-            why += f"; no node joined ({most_common(self._begun.members.left_out.values())})"
-            hint = USE_THE_MOD
-        raise ProtocolError(f"no round took place: {why}", hint=hint)
+        self._folder.write(kept)
 
     def _plan_for(self, rounds: int) -> None:
         """Fix how many rounds the beacon chain is for, and so how many graphs a client has to reckon with."""
@@ -307,7 +298,7 @@ class NissStrategy(Strategy):
         self._sent.clear()
         self._weights = arrays
         number, carries = self._before + server_round, self.plan.kind.carries
-        nodes = WillingNodes(grid, self._willing, fewest_nodes(self.inner))
+        nodes = WillingNodes(grid, self._willing, self.inner)
         try:
             willing = grid if carries else cast(Grid, nodes)
             messages = list(self.inner.configure_train(number, arrays, config, willing))
@@ -325,7 +316,7 @@ class NissStrategy(Strategy):
         session = self.session
         if self._folder is not None and not self._arrays:
             self._arrays = self._folder.write_arrays(self._done, arrays, self.inner)
-            self._save(session.to_json())
+            session.save()
         session.begin(number - 1, drawn, connected=connected, coordinates=self._model.size)
         drive(session, self._deliver, until=Stage.ROUND)
         if session.stage is Stage.DONE:
@@ -349,8 +340,7 @@ class NissStrategy(Strategy):
 
     def _skipped(self) -> list[Message]:
         """Say that a round does not take place; no message is sent."""
-        report = self.rounds[-1]
-        LOG.warning("niss: round %d is skipped: %s", report.round, report.skipped)
+        LOG.warning("niss: round %d is skipped: %s", self.rounds[-1].round, self.rounds[-1].skipped)
         return []
 
     def aggregate_train(
@@ -381,7 +371,7 @@ class NissStrategy(Strategy):
         session.take(uploads)
         drive(session, self._deliver)
         total, record = session.finish()
-        log_record(record)
+        _log_record(record)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self.inner.aggregate_train(number, results)
@@ -389,7 +379,7 @@ class NissStrategy(Strategy):
         metrics = mean_metrics([values for node, values in clear.items() if str(node) not in record.lost])
         session.state.clear_metrics |= set(metrics)
         metrics.update(hidden)
-        metrics[weight_of(self.inner)] = 1
+        metrics[self._weight] = 1
         content = RecordDict({self._array_key: self._model.moved_by(mean), METRICS: metrics})
         results.insert(0, Message(content, reply_to=self._sent[0]))
         arrays, made = self.inner.aggregate_train(number, results)
@@ -427,18 +417,20 @@ class NissStrategy(Strategy):
     def summary(self) -> None:
         """Log the settings of both strategies, as Flower does before the first round."""
         plan = self.plan
-        LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
-        LOG.info("\t│\t├── target: epsilon %s, delta %g, %s", plan.epsilon, plan.delta, plan.relation)
-        LOG.info("\t│\t├── %d rounds, clip %g, %d colluders", plan.participations, plan.clip, plan.colluders)
-        LOG.info("\t│\t├── dropouts: %s", self._mode)
+        said = [
+            f"target: epsilon {plan.epsilon}, delta {plan.delta:g}, {plan.relation}",
+            f"{plan.participations} rounds, clip {plan.clip:g}, {plan.colluders} colluders",
+            f"dropouts: {self._mode}",
+        ]
         if plan.kind.carries:
-            LOG.info(
-                "\t│\t├── noise carried over %d rounds, nodes in turn, every %d",
-                plan.planned_rounds,
-                plan.separation,
+            said.append(
+                f"noise carried over {plan.planned_rounds} rounds, nodes in turn, every {plan.separation}"
             )
         if self._metrics:
-            LOG.info("\t│\t├── metrics in the noisy sum: %s", ", ".join(self._metrics.ranges))
+            said.append(f"metrics in the noisy sum: {', '.join(self._metrics.ranges)}")
+        LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
+        for line in said:
+            LOG.info("\t│\t├── %s", line)
         LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or _OWN_BEACON)
         self.inner.summary()
 
@@ -447,9 +439,9 @@ class NissStrategy(Strategy):
         """The protocol's run: begun when it is first needed, and anew by each `start`."""
         return self._begin() if self._begun is None else self._begun
 
-    def _begin(self, saved: dict[str, Any] | None = None) -> Session:
+    def _begin(self, saved: RunState | None = None) -> Session:
         if self.plan.kind.carries:
-            before = None if saved is None else read_proposal(bytes.fromhex(saved["proposal"])).participants
+            before = None if saved is None else read_proposal(saved.proposal).participants
             self.plan = for_nodes(self.plan, before or self._size, self._nodes)
             self._participants = self.plan.participants or 0
         setup = Setup(
@@ -466,7 +458,7 @@ class NissStrategy(Strategy):
             setup,
             identity=self._identity,
             coordinator=self._coordinator,
-            save=None if self._folder is None else self._save,
+            save=self._save,
             saved=saved,
         )
         self._sent.clear()
@@ -497,3 +489,17 @@ class NissStrategy(Strategy):
         report = self._begun.books.to_json()
         report["metrics"] = plain(self.metrics)
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
+
+
+def _log_record(record: RoundRecord) -> None:
+    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
+    LOG.info(
+        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
+        record.survivors,
+        record.participants,
+        math.sqrt(record.noise.variance),
+    )
+    for node, why in record.lost.items():
+        LOG.info("niss: \t> node %s: %s", node, why)
+    for problem in record.problems:
+        LOG.warning("niss: \t> %s", problem)

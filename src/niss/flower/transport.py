@@ -7,21 +7,27 @@ has the reply's body, and a round's request goes beside the app's own records.
 A model's arrays become one vector, and a vector arrays again, in `Model`. Only arrays of floating-point numbers take
 part. Integers (the step counters of some layers) are not part of an update, since a single counter would use up the
 whole clip; they stay as the server sent them.
+
+What the wrapped strategy gets to see is here too: nodes that could take part, and metrics that clients let out.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from niss.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
 from niss.redaction import printable
 from niss.session.ports import NO_REPLY, Reply, Request, Stage, in_words
 from niss.version import __version__
@@ -255,3 +261,83 @@ def shared_model(messages: Sequence[Message]) -> tuple[Model, str]:
                 hint="NISS sums updates of one model; use a strategy that sends everyone the same",
             )
     return Model.of(first), key
+
+
+def fewest_nodes(strategy: Strategy) -> int:
+    """How many connected nodes a strategy waits for before it samples, as far as it says."""
+    return max(int(getattr(strategy, name, 0)) for name in ("min_available_nodes", "min_train_nodes"))
+
+
+class WillingNodes:
+    """A grid as the wrapped strategy sees it: without the nodes that could not take part if they were drawn.
+
+    A strategy that drew them would have a smaller round than it wanted, with the noise of a smaller round.
+
+    grid      the one that it stands for, and that does everything else
+    willing   of these nodes, those that can take part
+    strategy  the wrapped one
+    """
+
+    def __init__(self, grid: Grid, willing: Callable[[list[int]], list[int]], strategy: Strategy) -> None:
+        self._grid, self._willing, self._fewest = grid, willing, fewest_nodes(strategy)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def get_node_ids(self) -> list[int]:
+        """The nodes that can take part.
+
+        Raises `ProtocolError` where they are too few for the strategy though enough are connected: it would wait for
+        ever.
+        """
+        connected = list(self._grid.get_node_ids())
+        willing = self._willing(connected)
+        if len(willing) < self._fewest <= len(connected):
+            raise ProtocolError(
+                f"{len(willing)} of {len(connected)} nodes could take part, the strategy waits for {self._fewest}; "
+                "the others have spent what the plan allows, or were left out"
+            )
+        return willing
+
+
+def mean_metrics(records: Sequence[Mapping[str, object]]) -> MetricRecord:
+    """The mean, with equal weights, of each number that every client sent; everything else is left out."""
+    means: dict[str, int | float | list[int] | list[float]] = {}
+    for name in records[0] if records else ():
+        values = [record.get(name) for record in records]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if len(numbers) == len(values):
+            # Opposite infinities, or numbers beyond a float: such a metric has no mean.
+            with suppress(OverflowError, ValueError):
+                means[name] = math.fsum(numbers) / len(numbers)
+    return MetricRecord(means)
+
+
+def shown(reply: Message) -> Message:
+    """A reply that is an error, with a reason that Flower can print."""
+    reply.error = Error(reply.error.code, printable(reply.error.reason or ""))
+    return reply
+
+
+def alike(replies: Iterable[Message]) -> list[Message]:
+    """The errors, and the replies whose metrics have the names and kinds that most replies have."""
+    errors, made = [], []
+    for reply in replies:
+        if reply.has_error():
+            errors.append(shown(reply))
+        else:
+            made.append((reply, _layout(reply)))
+    if not made:
+        return errors
+    usual, _ = Counter(layout for _, layout in made).most_common(1)[0]
+    return [reply for reply, layout in made if layout == usual] + errors
+
+
+def _layout(reply: Message) -> tuple[object, ...]:
+    """Of each entry of the metrics: its record, its name, whether it is a list and how long."""
+    records = sorted(records_of(reply.content, MetricRecord).items())
+    return tuple(
+        (key, name, len(value) if isinstance(value, list) else -1)
+        for key, record in records
+        for name, value in sorted(record.items())
+    )

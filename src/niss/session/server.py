@@ -21,12 +21,10 @@ on with the next. A round that nobody was asked about is begun anew.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +61,6 @@ from niss.session.proposal import (
     read_proposal,
     require_same,
 )
-from niss.settings import check_json, to_values
 
 # Each upload brings a fresh key; the others are for rounds whose upload is lost.
 PREKEYS = 4
@@ -102,25 +99,24 @@ class Session:
         *,
         identity: Identity,
         coordinator: Coordinator,
-        save: Callable[[Mapping[str, Any]], None] | None = None,
-        saved: dict[str, Any] | None = None,
+        save: Callable[[RunState], None] = lambda _state: None,
+        saved: RunState | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
         """Start a run and sign its proposal, or go on with one that a server before this one started.
 
         identity     the server's
         coordinator  hands out keys and holds the beacon
-        save         keeps what `to_json` gives, durably, before anyone is told of what is in it; secret
+        save         keeps the state, durably and before anyone is told of what is in it, as it is when this is called
         saved        what `save` was given last of the run to go on with; `ConfigError` where it was started with other
                      settings
         """
         plan = setup.plan
         self._setup, self._server, self._coordinator = setup, Server(identity), coordinator
         self._port = save
-        before = None if saved is None else check_json(RunState, json.dumps(saved))
-        known = None if before is None else read_proposal(before.proposal)
+        known = None if saved is None else read_proposal(saved.proposal)
         run = entropy(RUN_BYTES) if known is None else known.run
-        anchor = coordinator.start_run(run, setup.rounds, None if before is None else before.coordinator)
+        anchor = coordinator.start_run(run, setup.rounds, None if saved is None else saved.coordinator)
         self.proposal = Proposal(
             run=run,
             server=identity.public,
@@ -137,7 +133,7 @@ class Session:
         if known is not None:
             require_same(known, self.proposal)
         first = plan.clip if setup.adaptive is None else setup.adaptive.start
-        self.state = before or RunState(self.proposal.signed(identity), first)
+        self.state = saved or RunState(self.proposal.signed(identity), first)
         self.members = self.state.members
         assess = DrawnAccount(relation=plan.relation, failure=plan.failure, promise=Promise.of(plan))
         self.books = Books(self.proposal, self.state, assess)
@@ -152,22 +148,18 @@ class Session:
             self._carried = CarriedRounds(self.proposal, coordinator, self.members, self.state.turns)
             self.state.turns = self._carried.turns
         self._allowed = self.proposal.round_mu
-        if before is not None:
+        if saved is not None:
             self.members.resumed = True
             self.state.resumed += 1
             if self.state.pending is not None:
                 self.books.lose(self.state.pending, _KILLED)
 
-    def to_json(self) -> dict[str, Any]:
-        """The run as JSON (`RunState`): for a server that goes on with it. Secret."""
+    def save(self) -> None:
+        """Have `state` kept as it is now, for a server that goes on with it."""
         under_way = self.stage not in (Stage.ENROL, Stage.DONE)
         self.state.pending = self.books.pending(self._current) if under_way else None
         self.state.coordinator = self._coordinator.secrets()
-        return to_values(self.state)
-
-    def _save(self) -> None:
-        if self._port is not None:
-            self._port(self.to_json())
+        self._port(self.state)
 
     def begin(
         self,
@@ -317,7 +309,7 @@ class Session:
             if self._carried is None:
                 opened = self._open(begun, nodes)
             else:
-                opened = self._carried.open(self._server, nodes, self._save, begun.following)
+                opened = self._carried.open(self._server, nodes, self.save, begun.following)
         except (ProtocolError, PrivacyError) as error:
             self.refused, spent = error, len(ready) - len(nodes)
             why = getattr(error, "detail", error.message)
@@ -335,7 +327,7 @@ class Session:
                 if node not in begun.connected or node in self.members.left_out:
                     current.lost[node] = self.members.left_out.get(node, "it is not connected")
                     del self._asked[node]
-        self._save()
+        self.save()
 
     def _open(self, begun: _Begun, nodes: list[int]) -> RoundOpen:
         """A round that stands alone, on the first graph that keeps the promise; nobody has been asked anything yet."""

@@ -1,4 +1,6 @@
-"""The settings of a run, read from `[tool.flwr.app.config]`: what `NissStrategy.from_run_config` takes from where.
+"""What a run on Flower is given, checked before anyone is asked anything: its settings, its plan, the wrapped strategy.
+
+**Settings**, read from `[tool.flwr.app.config]` by `NissStrategy.from_run_config`:
 
     plan      epsilon, delta, clip, kappa, neighbours, colluders, relation, dropped, revealed, shares, as in `Plan`;
               its participations from `rounds`, or `num-server-rounds` as Flower's templates call it;
@@ -10,24 +12,32 @@ A setting that is left out, or empty text, keeps its default. In mode `repair` o
 one edge be revealed, unless the settings say otherwise. Flower hands the run configuration to the nodes too, but they
 take no limit from it: it is the server's side that writes it.
 
-What `NissStrategy` refuses, and makes of the plan that it is given, is here too: all of it before anyone is asked
-anything.
+**The wrapped strategy** samples, configures and aggregates. It must need no more than the mean of the updates, leave
+`start` to `NissStrategy`, and make do with the metrics that clients let out.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from niss.accounting import Plan
-from niss.errors import ConfigError
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+from niss.accounting import Plan, outlook
+from niss.errors import ConfigError, ProtocolError
+from niss.flower.transport import METRICS, USE_THE_MOD, fewest_nodes, records_of
 from niss.methods import METHODS
 from niss.protocol import LINKS_PER_ROUND
 from niss.session.limits import MOST_ROUNDS
 from niss.session.metrics import NoisyMetrics
+from niss.session.server import Session
 
+LOG = logging.getLogger("flwr")
 # Graphs that may be drawn for a round until one keeps the promise with the noise that was set; counted in delta.
 _ATTEMPTS = 3
 # A plan pays for so many chains as long as the run's, so that clients can join that many runs under one delta.
@@ -206,3 +216,144 @@ def _committed_to(plan: Plan, rounds: int) -> Plan:
             hint="leave it out, or start that many rounds" + (" and the closing one" if plan.closing else ""),
         )
     return replace(plan, horizon=training, participations=math.ceil(training / plan.separation))
+
+
+_EACH = "it looks at the update of each client, and under NISS the server learns their sum alone"
+_OWN_NOISE = "it clips or adds noise of its own, and its claim would not be the one that NISS accounts for"
+# What the names of Flower's strategies start with that need more than the mean of the updates, and why they do.
+_NOT_AVERAGING = {
+    "FedMedian": f"a median is not a sum: {_EACH}",
+    "FedTrimmedAvg": f"a trimmed mean is not a sum: {_EACH}",
+    "Krum": f"it chooses among the updates: {_EACH}",
+    "MultiKrum": f"it chooses among the updates: {_EACH}",
+    "Bulyan": f"it chooses among the updates: {_EACH}",
+    "QFedAvg": f"it weights each update by its norm and its loss: {_EACH}",
+    "FedXgb": "it collects trees, which cannot be summed",
+    "DifferentialPrivacy": _OWN_NOISE,
+}
+_METRICS_FUNCTION = "train_metrics_aggr_fn"
+
+MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
+
+
+def require_wrappable(strategy: Strategy) -> None:
+    """Refuse, with `ConfigError`, a strategy that needs more than the mean, or whose `start` would not be called."""
+    name = type(strategy).__name__
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(
+            f"{name} is not a strategy of flwr.serverapp.strategy",
+            field="strategy",
+            hint="the older strategies of flwr.server cannot be wrapped; use those of the Message API",
+        )
+    origins = [kind.__name__ for kind in type(strategy).__mro__ if kind.__module__.startswith("flwr.")]
+    for start, reason in _NOT_AVERAGING.items():
+        if any(origin.startswith(start) for origin in origins):
+            raise ConfigError(
+                f"{name} cannot be used: {reason}",
+                field="strategy",
+                hint="use one that averages, such as FedAvg, FedProx, FedAvgM, FedAdam, FedYogi or FedAdagrad",
+            )
+    if type(strategy).start is not Strategy.start:
+        raise ConfigError(
+            f"{name} has a start() of its own, which would never be called: NissStrategy runs the rounds",
+            field="strategy",
+            hint="put it into a subclass of NissStrategy, or do what it does in evaluate_fn or aggregate_train",
+        )
+
+
+def weight_of(strategy: Strategy) -> str:
+    """The name of the metric that a strategy weights results by."""
+    return str(getattr(strategy, "weighted_by_key", "num-examples"))
+
+
+def guard_metrics(strategy: Strategy) -> None:
+    """From here on a function of the strategy that fails on the metrics of a round costs the metrics, not the round.
+
+    By the time it is called the clients have paid for the round.
+    """
+    function: MetricsFunction | None = getattr(strategy, _METRICS_FUNCTION, None)
+    if function is None or isinstance(function, _Guarded):
+        return
+    setattr(strategy, _METRICS_FUNCTION, _Guarded(function))
+
+
+class _Guarded:
+    """A function that aggregates metrics; where it fails there are none, and the log says why."""
+
+    def __init__(self, function: MetricsFunction) -> None:
+        self.function = function
+
+    def __call__(self, records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        try:
+            return self.function(records, weighted_by)
+        except Exception as error:
+            LOG.warning("niss: %s", _failed(error, records))
+            return MetricRecord()
+
+
+def try_metrics(strategy: Strategy, names: Iterable[str]) -> None:
+    """Warn, before the first round, of a function that fails on metrics with these names and the strategy's weight."""
+    guarded = getattr(strategy, _METRICS_FUNCTION, None)
+    if not isinstance(guarded, _Guarded):
+        return
+    metrics: dict[str, Any] = {**dict.fromkeys(names, 0.5), weight_of(strategy): 1}
+    records = [RecordDict({"arrays": ArrayRecord(), METRICS: MetricRecord(metrics)})]
+    try:
+        guarded.function(records, weight_of(strategy))
+    except Exception as error:
+        LOG.warning(
+            "niss: %s, unless the clients send more in the clear (NissMod(clear_metrics=...)); hidden ones are "
+            "named in NissStrategy(metrics=...)",
+            _failed(error, records),
+        )
+
+
+def _failed(error: Exception, records: list[RecordDict]) -> str:
+    names = sorted(records_of(records[0], MetricRecord).get(METRICS, {}))
+    return (
+        f"{_METRICS_FUNCTION} fails ({type(error).__name__}: {error}), so there are no metrics of `train`: it is given "
+        + ", ".join(names)
+    )
+
+
+def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) -> None:
+    """Warn of a strategy that begins with too few nodes, or under which noise that is carried over does not cancel."""
+    if carries and hasattr(strategy, "v_t"):
+        LOG.warning(
+            "niss: %s divides by what it has seen of earlier rounds, so that noise that a round carries to the next "
+            "does not cancel; FedAvg, FedProx and FedAvgM keep it in proportion",
+            type(strategy).__name__,
+        )
+    if not carries and fewest_nodes(strategy) < participants:
+        LOG.warning(
+            "niss: a round needs %d participants, but the wrapped strategy begins with fewer nodes, and rounds are "
+            "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
+            *(participants, participants, participants),
+        )
+
+
+def say_outlook(session: Session, parameters: int, rounds: int) -> None:
+    """Before the first round that anyone pays for: can this model learn anything under this noise?"""
+    assert session.round is not None
+    terms = session.round.agreed.terms
+    variance = len(session.round.nodes) * terms.residual_variance
+    judged = outlook(parameters=parameters, rounds=rounds, clip=terms.clip, variance=variance)
+    LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
+
+
+def no_round(session: Session | None) -> ProtocolError:
+    """Why the model of a run is the one that it began with, and what to do about it."""
+    why, hint = "the strategy asked no node to train", "see `fraction_train`"
+    if session is not None and session.books.rounds:
+        last = session.books.rounds[-1]
+        why = last.skipped or f"every upload was lost ({_most_common(last.lost.values())})"
+        hint = "the log says why of each node; `participants` is how many a round needs"
+    if session is not None and not session.members.by_node:
+        why += f"; no node joined ({_most_common(session.members.left_out.values())})"
+        hint = USE_THE_MOD
+    return ProtocolError(f"no round took place: {why}", hint=hint)
+
+
+def _most_common(reasons: Iterable[str]) -> str:
+    counted = Counter(reasons).most_common(1)
+    return counted[0][0] if counted else "no reason is known"
