@@ -79,7 +79,7 @@ class Round:
         self.test = images(10_000)
 
     def play(self) -> None:
-        updates = self.cohort.train_in_place(self.jobs, LocalTraining())
+        updates = self.cohort.train(self.jobs, LocalTraining())
         self.cohort.evaluate(self.start.cuda() + updates.mean(dim=0), *self.test)
 
 

@@ -225,9 +225,7 @@ def niss(case: Case) -> Play:
     cohort.start()
 
     def play() -> float:
-        if case.device == "cpu":
-            return float(np.linalg.norm(cohort.train(jobs, settings).mean(axis=0)))
-        return float(cohort.train_in_place(jobs, settings).mean(dim=0).norm())
+        return float(cohort.train(jobs, settings).mean(dim=0).norm())
 
     return play
 

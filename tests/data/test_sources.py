@@ -246,6 +246,7 @@ def test_a_dataset_knows_its_kind_and_its_clients():
         (IMAGES, {"test_labels": np.array([0, 10])}, "must lie in 0 .. 9"),
         (IMAGES, {"test_inputs": np.zeros((2, 1, 5, 4), dtype=np.uint8)}, "differ in shape"),
         (IMAGES, {"mean": (0.5, 0.5)}, "each of the channels"),
+        (IMAGES, {"std": (0.0,)}, "std above 0"),
         (TEXT, {"train_inputs": numbers((0, -1, 2), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
         (TEXT, {"train_inputs": numbers((0, 1, 3), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
         (TEXT, {"train_inputs": np.zeros((2, 3), dtype=np.uint8)}, r"int64 of shape \[N, T\]"),

@@ -30,7 +30,6 @@ from niss.learning import (
     ImageSamples,
     Job,
     LocalTraining,
-    ModelSettings,
     TokenSamples,
     batch_order,
     build_model,
@@ -99,7 +98,7 @@ def small_model(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
         samples=ImageSamples(SMALL),
         classes=10,
         stream=SimStream(3),
-        settings=ModelSettings(hidden=hidden),
+        hidden=hidden,
     ).to(dtype)
 
 
@@ -130,7 +129,7 @@ def test_float64_equals_the_reference_on_uneven_clients() -> None:
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
         for settings in RULES:
             with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
-                found = torch.from_numpy(cohort.train(jobs, settings))
+                found = cohort.train(jobs, settings).cpu()
             expected = reference(module, layout, inputs, labels, jobs, settings)
             assert relative(found, expected).max() < 1e-10, name
 
@@ -146,11 +145,9 @@ def test_kernels_are_as_exact_as_float32_and_repeat_to_the_bit() -> None:
             expected = reference(exact, FlatLayout.of(exact), inputs.double(), labels, exact_jobs, settings)
             plain = reference(module, layout, inputs, labels, jobs, settings)
             with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
-                found = torch.from_numpy(cohort.train(jobs, settings))
-                again = torch.from_numpy(cohort.train(jobs, settings))
-                resident = cohort.train_in_place(jobs, settings).cpu()
+                found = cohort.train(jobs, settings).cpu()
+                again = cohort.train(jobs, settings).cpu()
             assert torch.equal(found, again)
-            assert torch.equal(found, resident)
             bound = 4.0 * relative(plain, expected).median() + 1e-6
             assert relative(found, expected).median() < bound, name
 
@@ -163,7 +160,7 @@ def test_paper_models_agree_after_one_epoch() -> None:
         settings = LocalTraining(epochs=1)
         expected = reference(module, layout, inputs, labels, jobs, settings)
         with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
-            found = torch.from_numpy(cohort.train(jobs, settings))
+            found = cohort.train(jobs, settings).cpu()
         assert relative(found, expected).median() < 1e-5, name
 
 
@@ -176,12 +173,12 @@ def test_plain_path_agrees_with_the_kernels() -> None:
         module = small_model(name)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
         with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
-            fused = torch.from_numpy(cohort.train(jobs, RULES[1]))
+            fused = cohort.train(jobs, RULES[1]).cpu()
         try:
             engine.find_spec = lambda _name: None  # type: ignore[assignment]
             with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
                 assert "Triton is not installed" in cohort.engine
-                plain = torch.from_numpy(cohort.train(jobs, RULES[1]))
+                plain = cohort.train(jobs, RULES[1]).cpu()
         finally:
             engine.find_spec = find_spec
         assert relative(fused, plain).median() < 1e-5, name
@@ -200,7 +197,7 @@ def test_a_diverged_client_stays_alone() -> None:
         expected = reference(module, layout, inputs, labels, jobs, RULES[0])
         for some_inputs, some_jobs in ((poisoned, jobs), (inputs, astray)):
             with Cohort(module, layout, some_inputs, labels, device="cuda") as cohort:
-                found = torch.from_numpy(cohort.train(some_jobs, RULES[0]))
+                found = cohort.train(some_jobs, RULES[0]).cpu()
             assert not found[1].isfinite().all()
             others = [0, 2, 3, 4]
             assert relative(found[others], expected[others]).median() < 1e-5
@@ -226,7 +223,7 @@ def test_a_step_is_as_exact_as_float32_whatever_the_scale() -> None:
             plain = reference(module, layout, images_now, labels, some_jobs, settings)
             with Cohort(module, layout, images_now, labels, device="cuda") as cohort:
                 assert "Triton" in cohort.engine
-                found = torch.from_numpy(cohort.train(some_jobs, settings))
+                found = cohort.train(some_jobs, settings).cpu()
             entries = zip(
                 *(torch.split(rows, layout.sizes, dim=1) for rows in (found, plain, expected)), strict=True
             )
@@ -245,7 +242,7 @@ def test_images_too_uneven_for_a_common_unit_are_left_to_torch() -> None:
     expected = reference(module, layout, uneven, labels, jobs, RULES[0])
     with Cohort(module, layout, uneven, labels, device="cuda") as cohort:
         assert "not one for the kernels" in cohort.engine
-        assert relative(torch.from_numpy(cohort.train(jobs, RULES[0])), expected).median() < 1e-5
+        assert relative(cohort.train(jobs, RULES[0]).cpu(), expected).median() < 1e-5
     with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
         assert "fused Triton kernels" in cohort.engine
         layout.load(module, jobs[0].start)
@@ -296,7 +293,7 @@ def test_other_modules_are_vmapped_or_looped_and_say_so() -> None:
         expected = reference(module, layout, inputs, labels, jobs, settings)
         with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
             assert words in cohort.engine, cohort.engine
-            found = torch.from_numpy(cohort.train(jobs, settings))
+            found = cohort.train(jobs, settings).cpu()
         assert relative(found, expected).max() < 1e-10, cohort.engine
 
 
@@ -316,8 +313,7 @@ class TorchGru(nn.Module):
 
 def transformer_with_frozen_layers() -> nn.Module:
     samples = TokenSamples(length=7, vocabulary=11)
-    settings = ModelSettings(width=8, heads=2)
-    module = build_model("transformer", samples=samples, classes=11, stream=SimStream(3), settings=settings)
+    module = build_model("transformer", samples=samples, classes=11, stream=SimStream(3), width=8, heads=2)
     module.get_submodule("layers").requires_grad_(False)
     return module
 
@@ -325,11 +321,11 @@ def transformer_with_frozen_layers() -> nn.Module:
 @needs_cuda
 def test_models_of_every_kind_equal_the_reference_in_float64_and_repeat_to_the_bit() -> None:
     tokens = TokenSamples(length=7, vocabulary=11)
-    narrow = ModelSettings(width=6, embedding=4)
+    narrow = {"width": 6, "embedding": 4}
     modules: dict[str, nn.Module] = {
         "resnet": build_model("resnet", samples=ImageSamples(SMALL), classes=10, stream=SimStream(3)),
-        "gru": build_model("gru", samples=tokens, classes=11, stream=SimStream(3), settings=narrow),
-        "lstm": build_model("lstm", samples=tokens, classes=11, stream=SimStream(3), settings=narrow),
+        "gru": build_model("gru", samples=tokens, classes=11, stream=SimStream(3), **narrow),
+        "lstm": build_model("lstm", samples=tokens, classes=11, stream=SimStream(3), **narrow),
         "transformer": build_model("transformer", samples=tokens, classes=11, stream=SimStream(3)),
         "frozen layers": transformer_with_frozen_layers(),
         "torch GRU": TorchGru(),
@@ -350,7 +346,7 @@ def test_models_of_every_kind_equal_the_reference_in_float64_and_repeat_to_the_b
             assert "vmapped in a CUDA graph" in cohort.engine, (name, cohort.engine)
             for work in (RULES[1], ClippedStep(clip=0.1, learning_rate=0.5)):
                 found, again, expected = (
-                    torch.from_numpy(trainer.train(jobs, work)) for trainer in (cohort, cohort, plain)
+                    trainer.train(jobs, work).cpu() for trainer in (cohort, cohort, plain)
                 )
                 assert relative(found, expected).max() < 1e-10, name
                 assert torch.equal(found, again), name
@@ -362,7 +358,7 @@ def test_clipped_steps_and_evaluation_equal_the_reference() -> None:
         module = small_model(name, torch.float64)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
         with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
-            found = torch.from_numpy(cohort.train(jobs, ClippedStep(clip=0.5, learning_rate=0.1)))
+            found = cohort.train(jobs, ClippedStep(clip=0.5, learning_rate=0.1)).cpu()
             scores = cohort.evaluate(jobs[0].start, inputs, labels)
         expected = reference(module, layout, inputs, labels, jobs, ClippedStep(clip=0.5, learning_rate=0.1))
         assert relative(found, expected).max() < 1e-10
@@ -381,10 +377,8 @@ def test_chunks_give_the_same_rows_and_progress() -> None:
         whole = cohort.train(jobs, RULES[0])
         cohort._engine.close()  # what is captured has fitted, and is not measured again
         cohort._engine._room = lambda *_: 2  # type: ignore[attr-defined]
-        out = np.empty_like(whole)
-        parts = cohort.train(jobs, RULES[0], out=out, progress=told.append)
-    assert parts is out
-    assert np.array_equal(whole, parts)
+        parts = cohort.train(jobs, RULES[0], progress=told.append)
+    assert torch.equal(whole, parts)
     assert told == [2, 2, 1]
 
 
@@ -454,7 +448,7 @@ def test_uploads_on_the_device_are_clipped_and_hidden_like_those_of_the_processo
     layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
     weights = np.linspace(0.5, 1.0, len(jobs))
     with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
-        trained = cohort.train_in_place(jobs, RULES[0])
+        trained = cohort.train(jobs, RULES[0])
         trained[2, 5] = float("nan")
         here, there = HostUploads(trained.cpu().numpy()), DeviceUploads(trained)
         assert here.bound("l2", 0.1, weights) == there.bound("l2", 0.1, weights) == 1

@@ -96,12 +96,12 @@ def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
     cohort, jobs = started
     same_groups, _ = federation()
     updates = cohort.train(jobs, WORK)
-    assert np.array_equal(updates, same_groups.train(jobs, WORK))
+    assert torch.equal(updates, same_groups.train(jobs, WORK))
     assert same_groups._engine._pool is None
     alone, _ = federation(workers=1)
-    assert np.allclose(updates, alone.train(jobs, WORK), rtol=1e-4, atol=1e-6)
+    assert torch.allclose(updates, alone.train(jobs, WORK), rtol=1e-4, atol=1e-6)
     clipped = cohort.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2))
-    assert np.array_equal(clipped, alone.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2)))
+    assert torch.equal(clipped, alone.train(jobs, ClippedStep(clip=0.1, learning_rate=0.2)))
     assert "2 processes" in cohort.engine
     assert "one process" in alone.engine
 
@@ -125,12 +125,10 @@ def test_the_first_shared_round_does_not_count_against_the_workers(monkeypatch: 
     assert len(shared) == 2
 
 
-def test_out_is_filled_and_progress_counts_everyone(started) -> None:
+def test_progress_counts_everyone(started) -> None:
     cohort, jobs = started
     done: list[int] = []
-    out = np.full((len(jobs), cohort._layout.size), np.nan, dtype=np.float32)
-    assert cohort.train(jobs, WORK, out=out, progress=done.append) is out
-    assert np.isfinite(out).all()
+    assert cohort.train(jobs, WORK, progress=done.append).isfinite().all()
     assert sum(done) == len(jobs)
     assert cohort.train([], WORK).shape == (0, cohort._layout.size)
 
@@ -139,7 +137,9 @@ def test_more_starts_than_before_and_jobs_in_any_order(started) -> None:
     cohort, jobs = started
     many = [Job(job.start + 0.001 * number, job.samples, job.stream) for number, job in enumerate(jobs * 3)]
     alone, _ = federation(workers=1)
-    assert np.allclose(cohort.train(many[::-1], WORK)[::-1], alone.train(many, WORK), rtol=1e-4, atol=1e-6)
+    assert torch.allclose(
+        cohort.train(many[::-1], WORK).flip(0), alone.train(many, WORK), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> None:
@@ -148,11 +148,11 @@ def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> Non
         first = cohort.train(jobs, WORK)
         assert cohort._engine._pool is None
         monkeypatch.setattr("niss.learning.cpu.WORTH_WORKERS", 0.0)
-        assert np.array_equal(cohort.train(jobs, WORK), first)
+        assert torch.equal(cohort.train(jobs, WORK), first)
         processes = worker_ids(cohort)
         cohort.start()
         assert worker_ids(cohort) == processes
-        assert np.array_equal(cohort.train(jobs, WORK), first)
+        assert torch.equal(cohort.train(jobs, WORK), first)
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_close_ends_every_worker_and_work_can_go_on() -> None:
     cohort.close()
     cohort.close()
     assert not any(is_running(process) for process in processes)
-    assert np.isfinite(cohort.train(jobs, WORK)).all()
+    assert cohort.train(jobs, WORK).isfinite().all()
     del cohort
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
@@ -186,7 +186,7 @@ def test_a_killed_worker_is_an_error_that_says_so_and_ends_the_others() -> None:
         ):
             cohort.train(jobs, WORK)
         assert not any(is_running(process) for process in processes)
-        assert np.isfinite(cohort.train(jobs, WORK)).all()
+        assert cohort.train(jobs, WORK).isfinite().all()
     assert issubclass(WorkerError, NissError)
 
 
@@ -247,7 +247,7 @@ def test_an_error_inside_a_worker_arrives_as_it_was(tmp_path, monkeypatch) -> No
     cohort, jobs = federation(module)
     with cohort:
         cohort.start()
-        assert np.isfinite(cohort.train(jobs, WORK)).all()
+        assert cohort.train(jobs, WORK).isfinite().all()
     cohort, jobs = federation(module, spoilt=77.0)
     with cohort:
         cohort.start()
@@ -267,7 +267,7 @@ def test_what_cannot_be_sent_is_trained_here_and_says_why() -> None:
     with cohort:
         assert "one process, because the module cannot be pickled" in cohort.engine
         cohort.start()
-        assert np.isfinite(cohort.train(jobs, WORK)).all()
+        assert cohort.train(jobs, WORK).isfinite().all()
         assert cohort._engine._pool is None
 
 
@@ -283,7 +283,7 @@ def test_what_workers_cannot_import_is_trained_here_and_says_why(tmp_path, monke
     with cohort:
         cohort.start()
         assert "one process, because workers cannot load the module" in cohort.engine
-        assert np.isfinite(cohort.train(jobs, WORK)).all()
+        assert cohort.train(jobs, WORK).isfinite().all()
 
 
 def shared_by(cohort: Cohort, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -327,10 +327,10 @@ def test_every_formulation_gives_the_same_bits_here_and_in_workers(build, monkey
         before = cohort.train(many, WORK)
         cohort.start()
         left_to_workers = shared_by(cohort, monkeypatch)
-        assert np.array_equal(cohort.train(many, WORK), before)
+        assert torch.equal(cohort.train(many, WORK), before)
         assert left_to_workers[0] > 0
         monkeypatch.setattr("niss.learning.cpu.WORTH_SHARING", np.inf)
-        assert np.array_equal(cohort.train(many, WORK), before)
+        assert torch.equal(cohort.train(many, WORK), before)
         assert len(left_to_workers) == 1
 
 

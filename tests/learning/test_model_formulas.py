@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from niss.learning import ImageSamples, ModelSettings, TokenSamples, build_model
-from niss.learning.models import Recurrent, ResNet, Transformer
-from niss.learning.models.images import ResidualBlock
-from niss.learning.models.tokens import one_hot
+from niss.learning import ImageSamples, TokenSamples, build_model
+from niss.learning.models import Recurrent, ResidualBlock, ResNet, Transformer, one_hot
 from niss.randomness import SimStream
 
 TOKENS = TokenSamples(length=6, vocabulary=9)
@@ -30,8 +28,8 @@ def test_a_one_hot_product_looks_up() -> None:
 
 @pytest.mark.parametrize(("name", "torchs"), [("gru", nn.GRU), ("lstm", nn.LSTM)])
 def test_recurrent_layers_equal_those_of_torch(name: str, torchs: type[nn.GRU] | type[nn.LSTM]) -> None:
-    settings = ModelSettings(width=5, embedding=3, layers=2)
-    module = build_model(name, samples=TOKENS, classes=4, stream=STREAM, settings=settings).double()
+    sizes = {"width": 5, "embedding": 3, "layers": 2}
+    module = build_model(name, samples=TOKENS, classes=4, stream=STREAM, **sizes).double()
     assert isinstance(module, Recurrent)
     other = torchs(3, 5, num_layers=2, batch_first=True).double()
     with torch.no_grad():
@@ -46,7 +44,7 @@ def test_recurrent_layers_equal_those_of_torch(name: str, torchs: type[nn.GRU] |
 
 
 def test_an_lstm_remembers_at_first() -> None:
-    module = build_model("lstm", samples=TOKENS, classes=4, stream=STREAM, settings=ModelSettings(width=5))
+    module = build_model("lstm", samples=TOKENS, classes=4, stream=STREAM, width=5)
     assert isinstance(module, Recurrent)
     arriving = module.layers[0].arriving
     assert isinstance(arriving, nn.Linear)
@@ -56,8 +54,8 @@ def test_an_lstm_remembers_at_first() -> None:
 
 
 def test_a_transformer_equals_one_of_torchs_layers() -> None:
-    settings = ModelSettings(width=8, heads=2, layers=1)
-    module = build_model("transformer", samples=TOKENS, classes=4, stream=STREAM, settings=settings).double()
+    sizes = {"width": 8, "heads": 2, "layers": 1}
+    module = build_model("transformer", samples=TOKENS, classes=4, stream=STREAM, **sizes).double()
     assert isinstance(module, Transformer)
     (layer,) = module.layers
     other = nn.TransformerEncoderLayer(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from niss.learning import (
     FlatLayout,
     ImageSamples,
     Mlp,
-    ModelSettings,
     Samples,
     TokenSamples,
     build_model,
     to_tensor,
 )
-from niss.learning.models import MODEL_NAMES, accepts, recognise
+from niss.learning.cohort import Problem
+from niss.learning.models import _RECIPES, MODEL_NAMES, accepts
 from niss.randomness import SimStream
 from niss.settings import described
 from niss.simulation.sections import ModelConfig
@@ -51,8 +50,7 @@ PLAYS = TokenSamples(80, 80)
     ],
 )
 def test_parameter_counts(name: str, samples: Samples, classes: int, sizes: Any, count: int) -> None:
-    settings = ModelSettings(**sizes)
-    module = build_model(name, samples=samples, classes=classes, stream=STREAM, settings=settings)
+    module = build_model(name, samples=samples, classes=classes, stream=STREAM, **sizes)
     assert sum(parameter.numel() for parameter in module.parameters()) == count
     if isinstance(samples, ImageSamples):
         assert module(torch.zeros(3, *samples.shape)).shape == (3, classes)
@@ -61,9 +59,7 @@ def test_parameter_counts(name: str, samples: Samples, classes: int, sizes: Any,
 
 
 def test_mlp_is_affine_relu_affine() -> None:
-    module = build_model(
-        "mlp", samples=ImageSamples((1, 2, 2)), classes=3, stream=STREAM, settings=ModelSettings(hidden=(5,))
-    )
+    module = build_model("mlp", samples=ImageSamples((1, 2, 2)), classes=3, stream=STREAM, hidden=(5,))
     assert isinstance(module, Mlp)
     first_weight, first_bias, last_weight, last_bias = module.parameters()
     images = torch.randn(4, 1, 2, 2, generator=torch.Generator().manual_seed(0))
@@ -83,7 +79,7 @@ def test_cnn_layers_are_in_the_stated_order() -> None:
 def test_logistic_regression_on_images_is_recognised_as_an_mlp() -> None:
     module = build_model("logistic", samples=ImageSamples((1, 4, 4)), classes=3, stream=STREAM)
     labels = torch.tensor([0, 2])
-    assert recognise(module, FlatLayout.of(module), torch.zeros(2, 1, 4, 4), labels) is Mlp
+    assert Problem(module, FlatLayout.of(module), torch.zeros(2, 1, 4, 4), labels).built is Mlp
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
@@ -117,21 +113,20 @@ def test_a_model_takes_its_samples_and_names_the_models_for_others(name: str, sa
 def test_the_settings_of_a_run_are_those_of_the_models() -> None:
     settings = {setting.name: setting for setting in described(ModelConfig)}
     assert settings["name"].choices == MODEL_NAMES
-    assert set(settings) == {"name"} | {field.name for field in fields(ModelSettings)}
+    assert set(settings) == {"name"} | {size for recipe in _RECIPES.values() for size in recipe.sizes}
 
 
 PIXELS = SimStream(2).generator().integers(0, 256, size=(3, 2, 4, 5), dtype=np.uint8)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
-def test_normalises_each_channel(dtype: torch.dtype, tolerance: float) -> None:
-    result = to_tensor(PIXELS, [0.5, 0.25], (0.5, 2.0), dtype)
+def test_normalises_each_channel() -> None:
+    result = to_tensor(PIXELS, [0.5, 0.25], (0.5, 2.0))
     expected = PIXELS.astype(np.float64) / 255
     expected[:, 0] = (expected[:, 0] - 0.5) / 0.5
     expected[:, 1] = (expected[:, 1] - 0.25) / 2.0
-    assert result.dtype == dtype
+    assert result.dtype == torch.float32
     assert result.shape == (3, 2, 4, 5)
-    assert float(np.abs(result.double().numpy() - expected).max()) <= tolerance
+    assert float(np.abs(result.double().numpy() - expected).max()) <= 1e-6
 
 
 def test_one_number_serves_all_channels() -> None:

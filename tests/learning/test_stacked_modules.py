@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from niss.learning import (
     ImageSamples,
     Job,
     LocalTraining,
-    ModelSettings,
     Samples,
     TokenSamples,
     build_model,
@@ -140,17 +140,17 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 
 
 PICTURES, LARGER, SPOKEN = ImageSamples((2, 4, 3)), ImageSamples((2, 6, 5)), TokenSamples(LENGTH, TOKENS)
-MODELS: dict[str, tuple[str, Samples, ModelSettings]] = {
-    "model mlp": ("mlp", LARGER, ModelSettings(hidden=(6,))),
-    "model cnn": ("cnn", LARGER, ModelSettings()),
-    "model resnet": ("resnet", LARGER, ModelSettings(width=8, layers=1)),
-    "model resnet, deep": ("resnet", LARGER, ModelSettings(width=16, layers=2)),
-    "model logistic": ("logistic", LARGER, ModelSettings()),
-    "model gru": ("gru", SPOKEN, ModelSettings(width=6, embedding=4)),
-    "model gru, deep": ("gru", SPOKEN, ModelSettings(width=6, embedding=4, layers=2)),
-    "model lstm": ("lstm", SPOKEN, ModelSettings(width=6, embedding=4)),
-    "model lstm, deep": ("lstm", SPOKEN, ModelSettings(width=6, embedding=4, layers=2)),
-    "model transformer": ("transformer", SPOKEN, ModelSettings(width=8, heads=2)),
+MODELS: dict[str, tuple[str, Samples, dict[str, Any]]] = {
+    "model mlp": ("mlp", LARGER, {"hidden": (6,)}),
+    "model cnn": ("cnn", LARGER, {}),
+    "model resnet": ("resnet", LARGER, {"width": 8, "layers": 1}),
+    "model resnet, deep": ("resnet", LARGER, {"width": 16, "layers": 2}),
+    "model logistic": ("logistic", LARGER, {}),
+    "model gru": ("gru", SPOKEN, {"width": 6, "embedding": 4}),
+    "model gru, deep": ("gru", SPOKEN, {"width": 6, "embedding": 4, "layers": 2}),
+    "model lstm": ("lstm", SPOKEN, {"width": 6, "embedding": 4}),
+    "model lstm, deep": ("lstm", SPOKEN, {"width": 6, "embedding": 4, "layers": 2}),
+    "model transformer": ("transformer", SPOKEN, {"width": 8, "heads": 2}),
 }
 NAMES = (*MODULES, *MODELS)
 
@@ -170,8 +170,8 @@ def make_problem(module: nn.Module, samples: Samples = PICTURES) -> Problem:
 
 def problem(name: str) -> Problem:
     if name in MODELS:
-        model, samples, settings = MODELS[name]
-        built = build_model(model, samples=samples, classes=CLASSES, stream=SimStream(1), settings=settings)
+        model, samples, sizes = MODELS[name]
+        built = build_model(model, samples=samples, classes=CLASSES, stream=SimStream(1), **sizes)
         return make_problem(built, samples)
     module = MODULES[name]()
     embedded = any(isinstance(part, nn.Embedding) for part in module.modules())
@@ -207,7 +207,7 @@ def test_a_cohort_equals_the_reference(name: str) -> None:
     jobs = make_jobs(task, SIZES)
     with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         for work in (WORK, ClippedStep(0.1, 1.0)):
-            rows = torch.from_numpy(cohort.train(jobs, work))
+            rows = cohort.train(jobs, work)
             for row, job in zip(rows, jobs, strict=True):
                 assert_learned_alike(row, task.update_of(job, work))
 
@@ -251,17 +251,8 @@ def test_clipped_steps_together_equal_those_alone(name: str, products: bool) -> 
     )
     clip = float(gradients.norm(dim=1).median())  # some are clipped, some are not
     work = ClippedStep(clip, 0.5)
-    rows = clipped_gradient_steps(
-        module,
-        layout,
-        task.inputs,
-        task.labels,
-        start,
-        [job.samples for job in jobs],
-        work,
-        chunk=7,
-        products=products,
-    )
+    samples = [job.samples for job in jobs]
+    rows = clipped_gradient_steps(task, start, samples, work, chunk=7, products=products)
     for row, job in zip(rows, jobs, strict=True):
         own = gradients[job.samples]
         factors = (clip / own.norm(dim=1)).clamp(max=1.0)
@@ -276,9 +267,7 @@ def test_a_sample_without_a_gradient_counts_as_zero_in_its_own_client() -> None:
     jobs = make_jobs(task, SIZES)
     work = ClippedStep(0.1, 1.0)
     samples = [job.samples for job in jobs]
-    rows = clipped_gradient_steps(
-        task.module, task.layout, task.inputs, task.labels, jobs[0].start, samples, work, chunk=11
-    )
+    rows = clipped_gradient_steps(task, jobs[0].start, samples, work, chunk=11)
     assert rows.isfinite().all()
     for row, job in zip(rows, jobs, strict=True):
         assert_learned_alike(row, task.update_of(job, work))
@@ -408,7 +397,7 @@ def test_the_form_of_a_group_follows_the_rule(monkeypatch) -> None:
         for batch_size, looped in ((400, len(jobs)), (5, 0)):
             loops.clear()
             work = LocalTraining(epochs=1, batch_size=batch_size, learning_rate=0.01)
-            rows = torch.from_numpy(cohort.train(jobs, work))
+            rows = cohort.train(jobs, work)
             assert len(loops) == looped
             for row, job in zip(rows, jobs, strict=True):
                 assert_learned_alike(row, update_of(task, job, work))

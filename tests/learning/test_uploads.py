@@ -12,8 +12,9 @@ import torch
 
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.learning import ClippedStep, FlatLayout, ImageSamples, ModelSettings, build_model
+from niss.learning import ClippedStep, FlatLayout, ImageSamples, build_model
 from niss.learning.clipped import clipped_mlp_step, clipped_mlp_steps
+from niss.learning.cohort import Problem
 from niss.mechanism import l2_norm
 from niss.randomness import SimStream
 from niss.simulation import cuda as noise_on_device
@@ -145,7 +146,7 @@ def test_clipped_steps_of_many_clients_equal_those_of_each(counts: tuple[int, ..
         samples=ImageSamples((1, 8, 8)),
         classes=10,
         stream=SimStream(3),
-        settings=ModelSettings(hidden=(24, 17)),
+        hidden=(24, 17),
     ).double()
     layout = FlatLayout.of(module)
     source = torch.Generator().manual_seed(4)
@@ -154,10 +155,11 @@ def test_clipped_steps_of_many_clients_equal_those_of_each(counts: tuple[int, ..
     inputs[1] = float("nan")  # a sample without a gradient counts as zero
     start = layout.flatten(module)
     samples = torch.split(torch.randperm(sum(counts), generator=source), list(counts))
-    found = clipped_mlp_steps(layout, inputs, labels, start, samples, ClippedStep(0.8, 0.1))
+    problem, work = Problem(module, layout, inputs, labels), ClippedStep(0.8, 0.1)
+    found = clipped_mlp_steps(problem, start, samples, work)
     expected = torch.empty_like(found)
     for row, own in zip(expected, samples, strict=True):
-        row.copy_(clipped_mlp_step(layout, inputs, labels, start, own, ClippedStep(0.8, 0.1)))
+        row.copy_(clipped_mlp_step(problem, start, own, work))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
     assert expected.norm(dim=1).min() > 0.0
 

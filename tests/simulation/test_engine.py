@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import niss
-from niss.learning import ImageSamples, ModelSettings, build_model
+from niss.learning import ImageSamples, build_model
 from niss.randomness import SimStream
 from niss.simulation import training as training_module
 from support.federation import small_config
@@ -33,7 +33,7 @@ def federation(model: str, sizes: list[int]) -> dict[str, object]:
         samples=ImageSamples((1, 8, 8)),
         classes=3,
         stream=SimStream(1),
-        settings=ModelSettings(hidden=hidden),
+        hidden=hidden,
     ).double()
     return {"model": module, "clients": clients, "test": (images[-20:], labels[-20:])}
 

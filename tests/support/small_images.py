@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from niss.learning import ImageSamples, ModelSettings, build_model
+from niss.learning import ImageSamples, build_model
 from niss.randomness import SimStream
 
 STREAM = SimStream(3)
@@ -20,8 +20,7 @@ def samples(count: int = COUNT, seed: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def small_mlp() -> nn.Module:
-    settings = ModelSettings(hidden=(7,))
-    return build_model("mlp", samples=SHAPE, classes=CLASSES, stream=STREAM, settings=settings).double()
+    return build_model("mlp", samples=SHAPE, classes=CLASSES, stream=STREAM, hidden=(7,)).double()
 
 
 def with_batchnorm() -> nn.Module:

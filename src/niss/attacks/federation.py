@@ -28,7 +28,6 @@ from niss.learning import (
     FlatLayout,
     ImageSamples,
     LocalTraining,
-    ModelSettings,
     build_model,
     seeded_torch,
     train_client,
@@ -240,7 +239,7 @@ def _build(model: str, pictures: Pictures, hidden: tuple[int, ...], stream: SimS
         samples=ImageSamples(pictures.shape),
         classes=pictures.classes,
         stream=stream,
-        settings=ModelSettings(hidden=hidden) if model == "mlp" else None,
+        hidden=hidden if model == "mlp" else None,
     )
 
 

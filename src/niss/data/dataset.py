@@ -64,8 +64,12 @@ class Dataset:
             raise DataError(f"{self.name}: training and test {self.kind} differ in shape")
         if self.train_labels.ndim != self.test_labels.ndim:
             raise DataError(f"{self.name}: training and test labels differ in shape")
-        if self.kind == "images" and not len(self.mean) == len(self.std) == self.shape[0]:
-            raise DataError(f"{self.name}: mean and std need one number for each of the channels")
+        if self.kind == "images":
+            channels = self.shape[0]
+            if not len(self.mean) == len(self.std) == channels or min(self.std, default=1.0) <= 0.0:
+                raise DataError(
+                    f"{self.name}: mean and std need one number for each of the channels, std above 0"
+                )
         if self.owners is not None:
             self._check_owners(self.owners)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from niss.learning.local import (
     trainable_parameters,
 )
 from niss.learning.stackable import as_function
+
+if TYPE_CHECKING:
+    from niss.learning.cohort import Problem
 
 _CHUNK = 256
 # Of one layer, sample by sample: what came in, and the delta of what came out.
@@ -98,27 +102,23 @@ def clipped_gradient_step(
 
 @torch.no_grad()
 def clipped_gradient_steps(
-    module: nn.Module,
-    layout: FlatLayout,
-    inputs: Tensor,
-    labels: Tensor,
+    problem: Problem,
     start: Tensor,
     samples: Sequence[Tensor],
     work: ClippedStep,
     *,
-    chunk: int = _CHUNK,
+    chunk: int,
     products: bool = False,
 ) -> Tensor:
-    """Row k is `clipped_gradient_step` for the k-th client's `samples`, all from one start.
+    """Row k is `clipped_gradient_step` for the k-th client's `samples`, its rows of the data, all from one start.
 
-    inputs, labels  the data of all clients, on the device of the module
-    samples         of each client, its rows of the data
     chunk           how many samples are differentiated at once, whosever they are
     products        how convolutions are computed, as in `stackable_operations`
 
     The clipped gradients of a chunk are added up by a product with [clients, chunk], whose entry is the factor of a
     sample in the row of its client, and always in the same order. Memory is O(chunk * layout.size) beyond the result.
     """
+    module, layout, inputs, labels = problem.module, problem.layout, problem.inputs, problem.labels
     highest_label = require_samples(inputs, labels)
     gradients_of = _sample_gradients(module, layout, start, highest_label, products=products)
     counts = torch.tensor([len(own) for own in samples])
@@ -178,46 +178,35 @@ def _with_factors(gradients: dict[str, Tensor], clip: float) -> tuple[dict[str, 
 
 
 @torch.no_grad()
-def clipped_mlp_step(
-    layout: FlatLayout, inputs: Tensor, labels: Tensor, start: Tensor, samples: Tensor, work: ClippedStep
-) -> Tensor:
-    """What `clipped_gradient_step` returns, for an `Mlp` as built.
-
-    layout           the vector as weight, bias, weight, bias and so on
-    inputs, labels   the data of all clients, [all, features] and [all]
-    start, samples   of this client: the weights it starts from, its rows of the data
-    """
-    weights = list(layout.split(start).values())
-    total = torch.zeros(layout.size, dtype=torch.float64)
-    sums = list(layout.split(total).values())
+def clipped_mlp_step(problem: Problem, start: Tensor, samples: Tensor, work: ClippedStep) -> Tensor:
+    """What `clipped_gradient_step` returns, for an `Mlp` as built and a client with these rows of the data."""
+    total = torch.zeros(problem.layout.size, dtype=torch.float64)
     for some in torch.split(samples, _CHUNK):
-        flows = _usable(_flows(weights, inputs[some], labels[some]), work.clip)
-        for number, (below, delta) in enumerate(flows):
-            sums[2 * number].add_(delta.t().mm(below))
-            sums[2 * number + 1].add_(delta.sum(0))
+        total.add_(_mlp_sums(problem, start, [some], work.clip)[0])
     return total.mul_(-work.learning_rate / len(samples)).to(start.dtype)
 
 
 @torch.no_grad()
 def clipped_mlp_steps(
-    layout: FlatLayout,
-    inputs: Tensor,
-    labels: Tensor,
-    start: Tensor,
-    samples: Sequence[Tensor],
-    work: ClippedStep,
+    problem: Problem, start: Tensor, samples: Sequence[Tensor], work: ClippedStep
 ) -> Tensor:
     """Row k is `clipped_mlp_step` for the k-th client's `samples`, all from one start, as one computation.
 
     For a device on which many small products cost more than few large ones; memory is O(all samples).
     """
-    rows = torch.cat(list(samples))
-    weights = list(layout.split(start).values())
-    flows = _usable(_flows(weights, inputs[rows], labels[rows]), work.clip)
-    counts = [len(one) for one in samples]
+    rates = torch.tensor([-work.learning_rate / len(own) for own in samples], dtype=torch.float64)
+    return _mlp_sums(problem, start, samples, work.clip).mul_(rates.to(start)[:, None])
+
+
+def _mlp_sums(problem: Problem, start: Tensor, samples: Sequence[Tensor], clip: float) -> Tensor:
+    """The sum of the clipped gradients of each client's samples, [clients, size]; the layout is weight, bias, weight
+    and so on."""
+    rows, counts = torch.cat(list(samples)), [len(own) for own in samples]
+    weights = list(problem.layout.split(start).values())
     pieces: list[Tensor] = []
-    for below, delta in flows:
-        if len(set(counts)) == 1:
+    flows = _flows(weights, problem.inputs[rows].flatten(1), problem.labels[rows])
+    for below, delta in _usable(flows, clip):
+        if len(counts) > 1 and len(set(counts)) == 1:
             deltas, belows = (flow.view(len(counts), counts[0], -1) for flow in (delta, below))
             products, sums = deltas.transpose(1, 2).bmm(belows), deltas.sum(1)
         else:
@@ -225,8 +214,7 @@ def clipped_mlp_steps(
             each = [(some.t().mm(arriving), some.sum(0)) for some, arriving in parts]
             products, sums = (torch.stack(column) for column in zip(*each, strict=True))
         pieces += [products.flatten(1), sums]
-    rates = torch.tensor([-work.learning_rate / count for count in counts], dtype=torch.float64)
-    return torch.cat(pieces, dim=1).mul_(rates.to(start)[:, None])
+    return torch.cat(pieces, dim=1)
 
 
 def _flows(weights: list[Tensor], images: Tensor, labels: Tensor) -> list[_Flow]:

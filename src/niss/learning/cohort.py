@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -27,13 +27,12 @@ from niss.checks import require_whole
 from niss.errors import ConfigError
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.local import Evaluation, FlatLayout, LocalTraining, require_samples, train_client
-from niss.learning.models import Cnn, Mlp, recognise
+from niss.learning.models import Cnn, Mlp
 from niss.randomness import SimStream
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:all")
 # What each client of a cohort does.
 Work = LocalTraining | ClippedStep
-Updates = NDArray[np.floating[Any]]
 # Called with the number of clients newly done.
 Progress = Callable[[int], None]
 # Called with the numbers of some jobs and their updates, one row each, to be copied before it returns.
@@ -71,8 +70,35 @@ class Problem:
 
     @cached_property
     def built(self) -> type[Mlp] | type[Cnn] | None:
-        """The model of the package that the module is, unchanged and fit for the data (`recognise`); else None."""
-        return recognise(self.module, self.layout, self.inputs, self.labels)
+        """`Mlp` or `Cnn` where the module is what `build_model` makes and the data fit it, else None.
+
+        Then forward and backward are known, and an engine may compute them by its own code: no layer was replaced
+        or subclassed, nothing is hooked or frozen, there are no buffers, and every label has its class.
+        """
+        module, layout, inputs, labels = self.module, self.layout, self.inputs, self.labels
+        linear = [part for part in module.modules() if type(part) is nn.Linear]
+        if not linear or not inputs.numel() or inputs.dtype != layout.dtype or labels.ndim != 1:
+            return None
+        classes = linear[-1].out_features
+        built: Mlp | Cnn
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            if type(module) is Mlp:
+                built = Mlp(inputs[0].numel(), tuple(layer.out_features for layer in linear[:-1]), classes)
+            elif type(module) is Cnn and inputs.ndim == 4:
+                built = Cnn((inputs.shape[1], inputs.shape[2], inputs.shape[3]), classes)
+            else:
+                return None
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        same = (
+            [type(part) for part in module.modules()] == [type(part) for part in built.modules()]
+            and str(module) == str(built)
+            and layout.shapes == tuple(tuple(part.shape) for part in built.parameters())
+            and not any(getattr(part, name) for part in module.modules() for name in hooks)
+            and next(module.buffers(), None) is None
+            and all(layout.trainable)
+            and int(labels.max()) < classes
+        )
+        return type(built) if same else None
 
     def update_of(self, job: Job, work: Work) -> Tensor:
         """The update of one client by the reference, on the device where the samples are."""
@@ -235,57 +261,29 @@ class Cohort:
         """Bytes of updates that the device has room for; None where they lie in the memory of the processor."""
         return self._engine.room_for_updates
 
-    def train(
-        self, jobs: Sequence[Job], work: Work, *, out: Updates | None = None, progress: Progress | None = None
-    ) -> Updates:
-        """The updates of all jobs on the processor, [len(jobs), layout.size], row i that of job i.
+    def train(self, jobs: Sequence[Job], work: Work, *, progress: Progress | None = None) -> Tensor:
+        """The updates of all jobs, [len(jobs), layout.size], row i that of job i; on a device nothing waits for them.
 
         With `LocalTraining` a row is what `train_client` returns, with `ClippedStep` what
-        `clipped_gradient_step` returns. `out` takes the rows where it is given. On a GPU,
-        modules that draw inside (Dropout) draw other masks than on the CPU, from the same stream.
+        `clipped_gradient_step` returns. On a GPU, modules that draw inside (Dropout) draw other masks than on the CPU,
+        from the same stream.
 
         Raises `ConfigError` for a job that cannot be trained, before any work starts.
         """
         self._require_jobs(jobs)
-        result = self._rows(len(jobs), out)
+        shape, device = (len(jobs), self._layout.size), self._engine.device
+        rows = torch.empty(shape, dtype=self._layout.dtype, device=device)
 
         def take(numbers: Sequence[int], updates: Tensor) -> None:
             if isinstance(numbers, range):
-                torch.from_numpy(result[numbers.start : numbers.stop]).copy_(updates)
+                rows[numbers.start : numbers.stop] = updates
             else:
-                for number, update in zip(numbers, updates.cpu().numpy(), strict=True):
-                    result[number] = update
+                rows.index_copy_(0, torch.tensor(numbers, device=device), updates)
             if progress is not None:
                 progress(len(numbers))
 
         self._engine.perform(work, jobs, take)
-        return result
-
-    def train_in_place(self, jobs: Sequence[Job], work: Work, *, progress: Progress | None = None) -> Tensor:
-        """As `train`, but the rows stay on the device that made them, and nothing waits for them.
-
-        On the processor this is `train` with its array as a tensor.
-        """
-        device = self._engine.device
-        if device.type == "cpu":
-            return torch.from_numpy(self.train(jobs, work, progress=progress))
-        if not jobs:
-            return torch.empty((0, self._layout.size), dtype=self._layout.dtype, device=device)
-        self._require_jobs(jobs)
-        order: list[int] = []
-        parts: list[Tensor] = []
-
-        def take(numbers: Sequence[int], updates: Tensor) -> None:
-            order.extend(numbers)
-            parts.append(updates)
-            if progress is not None:
-                progress(len(numbers))
-
-        self._engine.perform(work, jobs, take)
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if order == sorted(order):
-            return rows
-        return rows[torch.tensor(order).argsort().to(rows.device)]
+        return rows
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
         """`niss.learning.evaluate` of the module with these weights, on the engine's device."""
@@ -304,20 +302,6 @@ class Cohort:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _rows(self, count: int, out: Updates | None) -> Updates:
-        """`out` if it can take the updates; a new array where none is given."""
-        dtype = torch.empty(0, dtype=self._layout.dtype).numpy().dtype
-        shape = (count, self._layout.size)
-        if out is None:
-            return np.empty(shape, dtype=dtype)
-        if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
-            raise ConfigError(
-                f"must be a writable {dtype} array of shape {shape}, not {out.dtype} of {out.shape}",
-                field="out",
-                hint="leave it out to get a new array",
-            )
-        return out
 
     def _require_jobs(self, jobs: Sequence[Job]) -> None:
         """Refuse starts that are not a vector of the model, and samples that are not rows of the data.

@@ -174,11 +174,6 @@ def batch_order(count: int, settings: LocalTraining, stream: SimStream) -> Itera
     `batch_size`; the last piece of an epoch may be short. `count` is the number of samples, at least 1.
     """
     require_whole(count, field="count", at_least=1)
-    return _batches(count, settings, stream)
-
-
-def _batches(count: int, settings: LocalTraining, stream: SimStream) -> Iterator[LongTensor]:
-    # A generator of its own: `batch_order` refuses when it is called, not at the first batch.
     for epoch in range(settings.epochs):
         permutation = stream.child("epoch", epoch).generator().permutation(count)
         order = torch.from_numpy(permutation.astype(np.int64, copy=False))

@@ -210,14 +210,19 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     return (pair[0], pair[-1])
 
 
-# The state of a layer after one position, from its state before and what the inputs add to its gates.
-_Cell = Callable[[tuple[Tensor, ...], Tensor, Tensor, "Tensor | None"], tuple[Tensor, ...]]
+# The state of a layer after one position, from its state before, what the inputs add to its gates, and the weight and
+# bias of its product with the state before. An LSTM has a memory beside what it gives out; others ignore that place.
+Cell = Callable[[tuple[Tensor, ...], Tensor, Tensor, "Tensor | None"], tuple[Tensor, ...]]
 
 
-def _gru_cell(
+def gru_cell(
     state: tuple[Tensor, ...], arriving: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
-    (before,) = state
+    """A gated recurrent unit (Cho et al. 2014), with a bias in every product:
+
+    r = sigmoid(U_r x + W_r h),  z = sigmoid(U_z x + W_z h),  n = tanh(U_n x + r * (W_n h)),  h <- (1 - z) n + z h
+    """
+    before = state[0]
     inner = functional.linear(before, weight, bias)
     width = before.shape[-1]
     reset, update = (arriving[..., : 2 * width] + inner[..., : 2 * width]).sigmoid().chunk(2, -1)
@@ -225,18 +230,20 @@ def _gru_cell(
     return (new + update * (before - new),)
 
 
-def _lstm_cell(
+def lstm_cell(
     state: tuple[Tensor, ...], arriving: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
+    """Long short-term memory (Hochreiter and Schmidhuber 1997), with a bias in every product:
+
+    i, f, o = sigmoid(U x + W h),  g = tanh(U_g x + W_g h),  c <- f c + i g,  h <- o tanh(c)
+    """
     before, memory = state
-    gates = arriving + functional.linear(before, weight, bias)
-    width = before.shape[-1]
-    let_in, keep = gates[..., : 2 * width].sigmoid().chunk(2, -1)
-    memory = keep * memory + let_in * gates[..., 2 * width : 3 * width].tanh()
-    return gates[..., 3 * width :].sigmoid() * memory.tanh(), memory
+    admit, keep, candidate, show = (arriving + functional.linear(before, weight, bias)).chunk(4, -1)
+    memory = keep.sigmoid() * memory + admit.sigmoid() * candidate.tanh()
+    return show.sigmoid() * memory.tanh(), memory
 
 
-def _rnn_cell(squash: Callable[[Tensor], Tensor]) -> _Cell:
+def _rnn_cell(squash: Callable[[Tensor], Tensor]) -> Cell:
     def cell(
         state: tuple[Tensor, ...], arriving: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, ...]:
@@ -245,7 +252,7 @@ def _rnn_cell(squash: Callable[[Tensor], Tensor]) -> _Cell:
     return cell
 
 
-def _recurrent(cell: _Cell) -> Callable[..., Any]:
+def _recurrent(cell: Cell) -> Callable[..., Any]:
     """torch's function of the same layers, position by position; None for packed sequences and whatever draws."""
 
     def run(
@@ -289,8 +296,8 @@ def _recurrent(cell: _Cell) -> Callable[..., Any]:
 
 _TABLE: dict[Any, Callable[..., Any]] = {
     functional.dropout: _drop,
-    torch.gru: _recurrent(_gru_cell),
-    torch.lstm: _recurrent(_lstm_cell),
+    torch.gru: _recurrent(gru_cell),
+    torch.lstm: _recurrent(lstm_cell),
     torch.rnn_tanh: _recurrent(_rnn_cell(torch.tanh)),
     torch.rnn_relu: _recurrent(_rnn_cell(torch.relu)),
 }

@@ -25,7 +25,6 @@ from niss.errors import ConfigError
 from niss.learning import (
     FlatLayout,
     ImageSamples,
-    ModelSettings,
     Samples,
     TokenSamples,
     build_model,
@@ -173,7 +172,7 @@ def gather_together(
         if model is None and spec is not None:
             # Before anything is downloaded or read.
             for config in configs:
-                check_model(config.model.name, sample_spec(spec), _sizes(config))
+                check_model(config.model.name, sample_spec(spec), **_sizes(config))
         dataset = load_dataset(configs[0].data.dataset)
     train, test = to_tensors(dataset)
     data = {"source": dataset.name, "checksums": dict(dataset.checksums)}
@@ -194,7 +193,7 @@ def gather_together(
                 samples=sample_spec(dataset),
                 classes=dataset.classes,
                 stream=stream.child("model"),
-                settings=_sizes(config),
+                **_sizes(config),
             )
         gathered.append(Inputs.of(clients[key], test, module, dict(data)))
     return gathered
@@ -215,8 +214,8 @@ def to_tensors(dataset: Dataset) -> tuple[Examples, Examples]:
     )
 
 
-def _sizes(config: Config) -> ModelSettings:
-    return ModelSettings(**{name: value for name, value in vars(config.model).items() if name != "name"})
+def _sizes(config: Config) -> dict[str, Any]:
+    return {name: value for name, value in vars(config.model).items() if name != "name"}
 
 
 def sample_spec(dataset: Dataset | DatasetSpec) -> Samples:

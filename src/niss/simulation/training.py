@@ -136,7 +136,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             if done is not None:
                 done(finished * len(jobs) / mine.size)
 
-        rows = self._cohort.train_in_place([jobs[job] for job in mine], work, progress=progress)
+        rows = self._cohort.train([jobs[job] for job in mine], work, progress=progress)
         ends = np.cumsum([0] + [len(request) for request in requests])
         seats = [
             Seats(int(end - start), mine[(mine >= start) & (mine < end)] - start)

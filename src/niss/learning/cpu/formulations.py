@@ -162,12 +162,12 @@ class MlpGroups(GroupLoop):
 
     @torch.no_grad()
     def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
-        layout, labels = self.problem.layout, self.problem.labels
-        inputs = self.problem.inputs.flatten(1)
         if isinstance(work, ClippedStep):
             for row, job in zip(out, jobs, strict=True):
-                row.copy_(clipped_mlp_step(layout, inputs, labels, job.start.detach(), job.samples, work))
+                row.copy_(clipped_mlp_step(self.problem, job.start.detach(), job.samples, work))
             return
+        layout, labels = self.problem.layout, self.problem.labels
+        inputs = self.problem.inputs.flatten(1)
         schedule = group_batches(jobs, work, layout.dtype)
         everyone = _layers(layout, jobs, schedule.rows.shape[2], work)
         _run(everyone, schedule, inputs, labels, work)

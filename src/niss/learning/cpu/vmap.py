@@ -148,18 +148,13 @@ class VmapGroups(GroupLoop):
     def _clip(self, work: ClippedStep, jobs: Sequence[Job], out: Tensor) -> None:
         """All samples of the group in chunks whose gradients stay in the cache; one client at a time where that is
         too few to gain."""
-        problem, layout = self.problem, self.problem.layout
+        layout = self.problem.layout
         chunk = CHUNK_BYTES // (layout.size * layout.dtype.itemsize)
         if chunk < _SMALLEST_CHUNK:
             super().perform(work, jobs, out)
             return
-        data, start = (problem.inputs, problem.labels), jobs[0].start
-        samples = [job.samples for job in jobs]
-        out.copy_(
-            clipped_gradient_steps(
-                problem.module, layout, *data, start, samples, work, chunk=min(chunk, _LARGEST_CHUNK)
-            )
-        )
+        start, samples, chunk = jobs[0].start, [job.samples for job in jobs], min(chunk, _LARGEST_CHUNK)
+        out.copy_(clipped_gradient_steps(self.problem, start, samples, work, chunk=chunk))
 
 
 def _has_light_calls(problem: Problem, width: int) -> bool:

@@ -195,24 +195,14 @@ class CudaEngine(Engine):
         start = jobs[0].start.detach().to(self.device)
         samples = [job.samples.to(self.device) for job in jobs]
         if problem.built is Mlp:
-            return clipped_mlp_steps(layout, problem.inputs.flatten(1), problem.labels, start, samples, work)
+            return clipped_mlp_steps(problem, start, samples, work)
         # By the whole memory, not by what is free now: the last bits depend on it.
         trained = int(layout.trainable_mask().sum())
         total = int(torch.cuda.get_device_properties(self.device).total_memory)
         chunk = min(_MOST_SAMPLES, max(1, total // 8 // (3 * trained * layout.dtype.itemsize)))
         while True:
             try:
-                return clipped_gradient_steps(
-                    problem.module,
-                    layout,
-                    problem.inputs,
-                    problem.labels,
-                    start,
-                    samples,
-                    work,
-                    chunk=chunk,
-                    products=True,
-                )
+                return clipped_gradient_steps(problem, start, samples, work, chunk=chunk, products=True)
             except torch.cuda.OutOfMemoryError:
                 self._programs.clear()
                 torch.cuda.empty_cache()
