@@ -29,7 +29,7 @@ def play(work: dict[str, int], method: str) -> dict[str, float]:
     from niss.files import read_json_lines
     from niss.simulation import compare  # noqa: F401 (loads the loop over rounds)
 
-    loop, used = sys.modules["niss.simulation.run"], [0.0]
+    loop, used = sys.modules["niss.simulation.runner"], [0.0]
     play_runs = loop.play_runs
 
     def timed(*arguments: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import niss
 from niss.errors import ConfigError, RunFolderError
-from niss.simulation import compare_seeds, compare_together, make_config, with_overrides
+from niss.simulation import Comparison, compare_together, make_config, with_overrides
 from niss.simulation.method_run import CheckpointFolder
 
 SAME_BYTES = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json", "result.json")
@@ -23,6 +25,11 @@ def mini(**changes: object) -> niss.Config:
         "methods": [{"name": "dp-fedavg"}, {"name": "niss", "neighbours": 3}],
     }
     return make_config({**values, **changes})
+
+
+def compare_seeds(config: niss.Config, seeds: list[int], out: Path | None = None) -> dict[int, Comparison]:
+    configs = {f"seed-{seed}": with_overrides(config, {"seed": seed}) for seed in seeds}
+    return dict(zip(seeds, compare_together(configs, out=out).values(), strict=True))
 
 
 def test_seeds_together_equal_each_seed_alone(tmp_path):

@@ -96,7 +96,7 @@ def test_it_warns_beyond_this_machine_and_opens_a_browser_unless_told(
 
 
 def test_the_pages_start_without_torch_or_matplotlib() -> None:
-    heavy = ("torch", "matplotlib", "niss.simulation.run")
+    heavy = ("torch", "matplotlib", "niss.simulation.runner")
     code = f"import sys, niss.ui.app; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

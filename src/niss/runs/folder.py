@@ -66,11 +66,6 @@ class RunFolder:
         write_json(path / MANIFEST, manifest)
         return cls(path)
 
-    @property
-    def begun(self) -> bool:
-        """Whether it has a manifest, which is written first."""
-        return (self.path / MANIFEST).exists()
-
     def append_round(self, record: RoundRecord, seconds: float) -> None:
         """Add one round's line to the metrics, on disk before this returns."""
         append_durably(self.path / METRICS, json_line(asdict(record)))

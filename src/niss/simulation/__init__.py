@@ -4,9 +4,7 @@
 that what is wrong with them is said at once; whatever trains is imported on first use.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from niss.simulation.config import Config, load_config, make_config, preset, with_overrides
@@ -14,12 +12,12 @@ from niss.simulation.config import Config, load_config, make_config, preset, wit
 if TYPE_CHECKING:
     from niss.simulation.method_run import RoundEvent, TrainingEvent
     from niss.simulation.results import Comparison, RunResult
-    from niss.simulation.run import compare, compare_seeds, compare_together, resume, run
+    from niss.simulation.runner import compare, compare_together, resume, run
 
 _ROOMS = {
     "results": ("Comparison", "RunResult"),
     "method_run": ("RoundEvent", "TrainingEvent"),
-    "run": ("compare", "compare_seeds", "compare_together", "resume", "run"),
+    "runner": ("compare", "compare_together", "resume", "run"),
 }
 
 __all__ = [
@@ -29,7 +27,6 @@ __all__ = [
     "RunResult",
     "TrainingEvent",
     "compare",
-    "compare_seeds",
     "compare_together",
     "load_config",
     "make_config",
@@ -45,13 +42,3 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"niss.simulation.{room}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _Room(ModuleType):
-    """`run` is a file of this room and a function in it; whoever imports the file still finds the function here."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value.run if name == "run" and isinstance(value, ModuleType) else value)
-
-
-sys.modules[__name__].__class__ = _Room

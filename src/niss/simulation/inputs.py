@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -118,22 +119,23 @@ class Inputs:
     clients  who has which training examples
     test     the examples that models are tested on
     module   the network; it is copied where weights are put into it
-    layout   how its parameters and buffers lie in one flat vector
-    start    the initial weights as such a vector
     data     where the data comes from, for the manifest: the dataset's checksums, or the sizes of the user's own
+    layout   how parameters and buffers of the network lie in one flat vector
+    start    the initial weights as such a vector
     """
 
     clients: Clients
     test: Examples
     module: nn.Module
-    layout: FlatLayout
-    start: Tensor
     data: dict[str, Any]
 
-    @classmethod
-    def of(cls, clients: Clients, test: Examples, module: nn.Module, data: dict[str, Any]) -> Inputs:
-        layout = FlatLayout.of(module)
-        return cls(clients, test, module, layout, layout.flatten(module), data)
+    @cached_property
+    def layout(self) -> FlatLayout:
+        return FlatLayout.of(self.module)
+
+    @cached_property
+    def start(self) -> Tensor:
+        return self.layout.flatten(self.module)
 
 
 def gather(
@@ -141,23 +143,27 @@ def gather(
     model: ModelSource | None,
     datasets: Datasets | None,
     test: tuple[Any, Any] | None,
-) -> Inputs:
+) -> tuple[Config, Inputs]:
     """Load the data the config names, or take the user's own, and build the model.
 
-    Partition and initial weights follow from the seed of the config. The arguments are those of `niss.run`, which
+    With the user's own datasets, their number is the number of clients in the config that is returned, and at most so
+    many take part. Partition and initial weights follow from its seed. The arguments are those of `niss.run`, which
     checks nothing of them itself: raises `ConfigError`, or `DataError` where a dataset cannot be had.
     """
     if datasets is None:
-        return gather_together([config], model=model)[0]
+        return config, gather_together([config], model=model)[0]
     if test is None:
         raise ConfigError("is missing", field="test", hint="give (inputs, labels) to evaluate on")
     clients, test_examples = own_clients(datasets), to_examples(test, "test")
     if model is None:
         raise ConfigError("is missing", field="model", hint="your own data needs your own model")
     if len(clients) != config.clients:
-        raise ConfigError(f"{len(clients)} datasets for data.clients = {config.clients}", field="clients")
+        participants = min(config.training.participants, len(clients))
+        config = with_overrides(config, {"data.clients": len(clients), "training.participants": participants})
     module = _own_module(model, SimStream(config.seed).child("model"))
-    return Inputs.of(clients, test_examples, module, {"source": "given", "sizes": clients.sizes.tolist()})
+    return config, Inputs(
+        clients, test_examples, module, {"source": "given", "sizes": clients.sizes.tolist()}
+    )
 
 
 def gather_together(
@@ -195,7 +201,7 @@ def gather_together(
                 stream=stream.child("model"),
                 **_sizes(config),
             )
-        gathered.append(Inputs.of(clients[key], test, module, dict(data)))
+        gathered.append(Inputs(clients[key], test, module, dict(data)))
     return gathered
 
 
@@ -245,14 +251,6 @@ def _own_module(model: ModelSource, stream: SimStream) -> nn.Module:
         return copy.deepcopy(model)
     with seeded_torch(stream):
         return model()
-
-
-def fit_to_datasets(config: Config, datasets: Datasets | None) -> Config:
-    """With the user's own datasets, their number is the number of clients, and at most so many take part."""
-    if datasets is None or len(datasets) in (0, 1, config.clients):
-        return config
-    participants = min(config.training.participants, len(datasets))
-    return with_overrides(config, {"data.clients": len(datasets), "training.participants": participants})
 
 
 def make_manifest(kind: str, config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:

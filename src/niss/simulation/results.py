@@ -13,7 +13,6 @@ from torch import Tensor
 from niss.accounting import (
     Ledger,
     OutsiderClaim,
-    Plan,
     Statement,
     make_statement,
     outsider_epsilon,
@@ -27,8 +26,6 @@ from niss.simulation.federation import Federation
 from niss.simulation.inputs import Inputs
 from niss.simulation.sections import MethodConfig
 from niss.version import __version__
-
-Rounds = Sequence[RoundRecord]
 
 
 @dataclass(frozen=True)
@@ -155,34 +152,35 @@ def summarise(config: Config, inputs: Inputs, results: Sequence[RunResult]) -> d
     }
 
 
-def state_guarantee(federation: Federation, ledger: Ledger, rounds: Rounds) -> Statement:
+def state_guarantee(federation: Federation, ledger: Ledger, rounds: Sequence[RoundRecord]) -> Statement:
     """The statement of a finished run, from what its ledger was charged and its rounds recorded.
 
     It never rests on the plan alone: what the plan promises and what the rounds cost are both in there.
     """
-    plan = federation.plan
+    plan, real = federation.plan, federation.exchange.real
     caveats = _caveats(rounds, sharing=plan.kind.shares_noise)
     caveats += federation.optimizer.caveats(rounds[-1])
-    if federation.exchange.real:
-        caveats += (_grid_caveat(rounds),)
+    if real:
+        spent = max(one.grid_delta or 0.0 for one in rounds)
+        caveats.append(
+            f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {spent:.2g} of delta, "
+            "which is part of it; the claim is computational, as are the keys behind it."
+        )
+    released = [one.mu_outsider for one in rounds if not one.void]
     return make_statement(
         plan,
         ledger,
-        notes=caveats,
-        outsider=_outsider(federation, rounds),
-        noise_from="entropy" if federation.exchange.real else "seed",
-        noise_multipliers=_released_multipliers(rounds),
+        notes=tuple(caveats),
+        outsider=_outsider(federation, released),
+        noise_from="entropy" if real else "seed",
+        noise_multipliers=[1.0 / mu for mu in released if mu > 0.0],
     )
 
 
-def _released_multipliers(rounds: Rounds) -> list[float]:
-    """Deviation of the noise over the sensitivity, for every round whose sum was released."""
-    mus = [one.mu_outsider for one in rounds if not one.void]
-    return [1.0 / mu for mu in mus if mu > 0.0]
-
-
-def _outsider(federation: Federation, rounds: Rounds) -> OutsiderClaim | None:
+def _outsider(federation: Federation, mus: list[float]) -> OutsiderClaim | None:
     """What someone learns who sees the released models and nothing else; None where no noise is proved to protect.
+
+    mus  of the rounds whose sums were released
 
     In a sum of shares that were multiplied by random factors the noise has the predicted variance but is no Gaussian.
     """
@@ -191,31 +189,26 @@ def _outsider(federation: Federation, rounds: Rounds) -> OutsiderClaim | None:
     # A claim that is made for the whole run is an outsider's already.
     if not plan.private or plan.heuristic or multiplied or plan.kind.whole_run:
         return None
-    relation = stated_relation(plan)
     # Draws that depend on the past are not credited; clients are then dealt out in turn, more or less.
     in_turn = sampling in ("shuffled", "cyclic") or plan.separation > 1
     # Without a budget nothing else caps how often a client is drawn.
     capped = in_turn or (plan.calibrated and config.privacy.scope == "training")
-    mus = [one.mu_outsider for one in rounds if not one.void]
+    # Whether the noise of a sum depends on who is in it.
+    unlike = isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple) or plan.groups
     return outsider_epsilon(
         mus=mus,
         unit=plan.unit,
-        relation=relation,
+        relation=stated_relation(plan),
         sampling="shuffled" if in_turn else sampling,
         clients=config.clients,
         participants=config.training.participants,
         delta=plan.delta,
         participations=min(config.most_participations(sampling), len(mus)) if capped else None,
-        alike=config.training.weights == "equal" and _same_noise(plan),
+        alike=config.training.weights == "equal" and not unlike,
     )
 
 
-def _same_noise(plan: Plan) -> bool:
-    """Whether the noise of a sum does not depend on who is in it."""
-    return not (isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple) or plan.groups)
-
-
-def _caveats(rounds: Rounds, *, sharing: bool) -> tuple[str, ...]:
+def _caveats(rounds: Sequence[RoundRecord], *, sharing: bool) -> list[str]:
     """What happened in the rounds that a reader of the statement must know.
 
     All of it is taken from the records, so that a resumed run says the same.
@@ -249,16 +242,7 @@ def _caveats(rounds: Rounds, *, sharing: bool) -> tuple[str, ...]:
         if kept := [balance["kept"] for balance in unequal if balance["kept"] is not None]:
             caveat += f"; the worst-off kept {min(kept):.0%} of the noise that a balanced graph leaves to its worst-off"
         caveats.append(caveat + ".")
-    return tuple(caveats)
-
-
-def _grid_caveat(rounds: Rounds) -> str:
-    """What the delta of a protocol run contains."""
-    spent = max(one.grid_delta or 0.0 for one in rounds)
-    return (
-        f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {spent:.2g} of delta, which "
-        "is part of it; the claim is computational, as are the keys behind it."
-    )
+    return caveats
 
 
 def _counted(count: int, thing: str) -> str:

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-MOMENTUM, BETA2, EPSILON = 0.9, 0.99, 1e-3
-"""Where the settings give none."""
-
 
 def rate_factors(schedule: ServerRateSchedule, rounds: int) -> tuple[float, ...]:
     """The factor a_t of every round; () where all are alike.
@@ -134,22 +131,20 @@ class Optimizer:
     plan: Plan
     rate: float
     momentum: float
-    beta2: float = BETA2
-    epsilon: float = EPSILON
-    factors: tuple[float, ...] = ()
+    beta2: float
+    epsilon: float
+    factors: tuple[float, ...]
 
     @classmethod
     def of(cls, training: TrainingConfig, plan: Plan, rounds: int) -> Optimizer:
         """As the settings ask for."""
-        given = (training.server_momentum, training.server_beta2, training.server_epsilon)
-        momentum, beta2, epsilon = (
-            default if value is None else value
-            for value, default in zip(given, (MOMENTUM, BETA2, EPSILON), strict=True)
-        )
-        if training.server_optimizer == "sgd":
-            momentum = 0.0
+        name, momentum = training.server_optimizer, training.server_momentum
+        if momentum is None:
+            momentum = 0.0 if name == "sgd" else 0.9
+        beta2 = 0.99 if training.server_beta2 is None else training.server_beta2
+        epsilon = 1e-3 if training.server_epsilon is None else training.server_epsilon
         factors = rate_factors(training.server_rate_schedule, rounds)
-        return cls(training.server_optimizer, plan, training.server_rate, momentum, beta2, epsilon, factors)
+        return cls(name, plan, training.server_rate, momentum, beta2, epsilon, factors)
 
     @property
     def adaptive(self) -> bool:

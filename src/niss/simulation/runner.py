@@ -19,15 +19,7 @@ from niss.data import Dataset
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, SUMMARY, read_json, write_json
 from niss.simulation.config import Config, make_config
-from niss.simulation.inputs import (
-    Datasets,
-    Inputs,
-    ModelSource,
-    fit_to_datasets,
-    gather,
-    gather_together,
-    make_manifest,
-)
+from niss.simulation.inputs import Datasets, Inputs, ModelSource, gather, gather_together, make_manifest
 from niss.simulation.method_run import CheckpointFolder, MethodRun, OnRound, Progress, play_runs
 from niss.simulation.ranks import Ranks, joined
 from niss.simulation.results import Comparison, RunResult, summarise
@@ -72,13 +64,9 @@ def run(
             hint="use compare for several",
         )
     with joined(out) as ranks:
-        config = fit_to_datasets(config, clients)
-        inputs = gather(config, model, clients, test)
+        config, inputs = gather(config, model, clients, test)
         with Trainer(config, inputs, ranks) as trainer:
-            folder = None
-            if out is not None and ranks.first:
-                manifest = make_manifest("run", config, inputs, trainer.engine)
-                folder = CheckpointFolder.create(Path(out), manifest, overwrite=overwrite)
+            folder = _begin("run", out, config, inputs, trainer, overwrite=overwrite)
             return play_runs([MethodRun(config, inputs, trainer, folder)], trainer, progress, on_round)[0]
 
 
@@ -101,14 +89,10 @@ def compare(
     ...     print(result.label, result.accuracy, result.epsilon)
     """
     with joined(out) as ranks:
-        config = fit_to_datasets(config, clients)
-        inputs = gather(config, model, clients, test)
-        entry = _Entry(config, inputs, _folder(ranks, out))
+        config, inputs = gather(config, model, clients, test)
         with Trainer(config, inputs, ranks) as trainer:
-            if entry.folder is not None:
-                manifest = make_manifest("comparison", config, inputs, trainer.engine)
-                CheckpointFolder.create(entry.folder.path, manifest, overwrite=overwrite)
-            return _play_entries([entry], trainer, progress)[0]
+            folder = _begin("comparison", out, config, inputs, trainer, overwrite=overwrite)
+            return _play_entries([_Entry(config, inputs, folder)], trainer, progress)[0]
 
 
 def resume(
@@ -134,14 +118,13 @@ def resume(
     path = Path(folder)
     with joined(path) as ranks:
         manifest = _begun(path, ranks)
-        config = make_config(manifest["config"])
-        inputs = gather(config, model, clients, test)
+        config, inputs = gather(make_config(manifest["config"]), model, clients, test)
         if manifest.get("data") != inputs.data or manifest.get("model_parameters") != inputs.layout.size:
             raise RunFolderError(
                 f"{path} was begun with other data or another model",
                 hint="resume with the data, the datasets and the model the run was begun with",
             )
-        run_folder = _folder(ranks, path)
+        run_folder = CheckpointFolder(path) if ranks.first else None
         with Trainer(config, inputs, ranks) as trainer:
             if manifest["kind"] == "comparison":
                 if on_round is not None:
@@ -163,27 +146,32 @@ def _begun(path: Path, ranks: Ranks) -> dict[str, Any]:
     return manifest
 
 
-def _folder(ranks: Ranks, path: str | Path | None) -> CheckpointFolder | None:
-    """The folder at that path, which only rank 0 has."""
-    return None if path is None or not ranks.first else CheckpointFolder(Path(path))
-
-
-def compare_seeds(
+def _begin(
+    kind: str,
+    path: str | Path | None,
     config: Config,
-    seeds: Sequence[int],
+    inputs: Inputs,
+    trainer: Trainer,
     *,
-    out: str | Path | None = None,
-    dataset: Dataset | None = None,
-    progress: Progress | None = None,
-) -> dict[int, Comparison]:
-    """`compare` with each of these seeds; all methods of all seeds train as one cohort.
+    overwrite: bool = False,
+    go_on: bool = False,
+) -> CheckpointFolder | None:
+    """The folder at that path with its manifest, which only rank 0 has; the one that is there, if it may `go_on`.
 
-    A seed decides partition, initial weights, participants, batches and noise. With `out`, seed s is kept in
-    `out/seed-s`, and what is already there is continued.
+    Raises `RunFolderError` where that was begun with other settings or other data.
     """
-    configs = {f"seed-{seed}": replace(config, seed=seed) for seed in seeds}
-    comparisons = compare_together(configs, out=out, dataset=dataset, progress=progress)
-    return {seed: comparisons[f"seed-{seed}"] for seed in seeds}
+    if path is None or not trainer.ranks.first:
+        return None
+    path, manifest = Path(path), make_manifest(kind, config, inputs, trainer.engine)
+    if not go_on or not (path / MANIFEST).exists():
+        return CheckpointFolder.create(path, manifest, overwrite=overwrite)
+    earlier = read_json(path / MANIFEST)
+    if any(_settings(earlier, key) != _settings(manifest, key) for key in ("config", "data")):
+        raise RunFolderError(
+            f"{path} was begun with other settings or other data",
+            hint="give another folder, or remove it to start again",
+        )
+    return CheckpointFolder(path)
 
 
 def compare_together(
@@ -204,14 +192,13 @@ def compare_together(
     for one, other in pairwise(configs.values()):
         _require_one_cohort(one, other)
     with joined() as ranks:
-        inputs = gather_together(list(configs.values()), dataset)
-        entries = [
-            _Entry(config, items, _folder(ranks, None if out is None else Path(out) / name), name)
-            for (name, config), items in zip(configs.items(), inputs, strict=True)
-        ]
-        with Trainer(entries[0].config, inputs[0], ranks) as trainer:
-            for entry in entries:
-                entry.begin_or_continue(trainer.engine)
+        gathered = gather_together(list(configs.values()), dataset)
+        with Trainer(next(iter(configs.values())), gathered[0], ranks) as trainer:
+            entries = []
+            for (name, config), inputs in zip(configs.items(), gathered, strict=True):
+                path = None if out is None else Path(out) / name
+                folder = _begin("comparison", path, config, inputs, trainer, go_on=True)
+                entries.append(_Entry(config, inputs, folder, name))
             return dict(zip(configs, _play_entries(entries, trainer, progress), strict=True))
 
 
@@ -224,52 +211,32 @@ class _Entry:
     folder: CheckpointFolder | None
     name: str | None = None
 
-    def begin_or_continue(self, engine: str) -> None:
-        """Make the folder, or make sure that the one there is this comparison."""
-        if self.folder is None:
-            return
-        manifest, path = make_manifest("comparison", self.config, self.inputs, engine), self.folder.path
-        if not self.folder.begun:
-            CheckpointFolder.create(path, manifest)
-            return
-        earlier = read_json(path / MANIFEST)
-        if any(_settings(earlier, key) != _settings(manifest, key) for key in ("config", "data")):
-            raise RunFolderError(
-                f"{path} was begun with other settings or other data",
-                hint="give another folder, or remove it to start again",
-            )
-
     def runs(self, trainer: Trainer) -> list[MethodRun]:
         """The runs of all methods, each in a folder of its own, made where it is missing."""
         runs = []
         for method in self.config.methods:
             config = replace(self.config, methods=(method,))
-            folder = None
-            if self.folder is not None:
-                folder = CheckpointFolder(self.folder.path / method.title)
-                if not folder.begun:
-                    manifest = make_manifest("run", config, self.inputs, trainer.engine)
-                    folder = CheckpointFolder.create(folder.path, manifest)
+            path = None if self.folder is None else self.folder.path / method.title
+            folder = _begin("run", path, config, self.inputs, trainer, go_on=True)
             label = self.name
             if self.name is not None and len(self.config.methods) > 1:
                 label = f"{self.name} {method.title}"
             runs.append(MethodRun(config, self.inputs, trainer, folder, label))
         return runs
 
-    def conclude(self, results: list[RunResult]) -> Comparison:
-        """Write down what came of all methods together."""
-        summary = summarise(self.config, self.inputs, results)
-        if self.folder is not None:
-            write_json(self.folder.path / SUMMARY, summary)
-        return Comparison(summary, results, None if self.folder is None else self.folder.path)
-
 
 def _play_entries(entries: Sequence[_Entry], trainer: Trainer, progress: Progress | None) -> list[Comparison]:
     groups = [entry.runs(trainer) for entry in entries]
-    results = iter(play_runs([one for group in groups for one in group], trainer, progress))
-    return [
-        entry.conclude([next(results) for _ in group]) for entry, group in zip(entries, groups, strict=True)
-    ]
+    results = iter(play_runs([run for group in groups for run in group], trainer, progress))
+    comparisons = []
+    for entry, group in zip(entries, groups, strict=True):
+        found = [next(results) for _ in group]
+        summary, path = summarise(entry.config, entry.inputs, found), None
+        if entry.folder is not None:
+            path = entry.folder.path
+            write_json(path / SUMMARY, summary)
+        comparisons.append(Comparison(summary, found, path))
+    return comparisons
 
 
 def _require_one_cohort(one: Config, other: Config) -> None:
