@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -28,6 +30,7 @@ THEME = {
     "#070707": ("#2d8a57", "#66c994"),  # green
     "#080808": ("#eef3fa", "#262d3a"),  # blue, pale
 }
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 INK, MUTED, LINES, BACK, BLUE, ORANGE, GREEN, PALE = THEME
 _NAMES = {colour: f"--c{number}" for number, colour in enumerate(THEME)}
 
@@ -57,9 +60,35 @@ def canvas(width: float = 7.2, height: float = 3.0) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def bare(axes: Axes) -> None:
-    """No axes: for diagrams."""
-    axes.set_axis_off()
+def folder() -> Path:
+    """Where the pictures go: what the command names, or where they stand."""
+    return Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
+
+
+def words(axes: Axes, x: float, y: float, text: str, **more: Any) -> None:
+    """A text around a place; it is black and small unless told otherwise."""
+    axes.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": 9, **more})
+
+
+def box(axes: Axes, x: float, y: float, text: str, *, pad: float, fontsize: float) -> None:
+    """A text in a box."""
+    frame = {"boxstyle": f"round,pad={pad}", "facecolor": PALE, "edgecolor": BLUE}
+    words(axes, x, y, text, fontsize=fontsize, bbox=frame)
+
+
+def arrow(
+    axes: Axes,
+    start: Any,
+    end: Any,
+    colour: str = MUTED,
+    *,
+    bend: float = 0.0,
+    shrink: float = 0,
+    **more: Any,
+) -> None:
+    """From one place to another, bent to the side, and ending before both where it shrinks."""
+    shape = {"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}", "shrinkA": shrink, "shrinkB": shrink}
+    axes.annotate("", xy=end, xytext=start, arrowprops={"color": colour, **shape, **more})
 
 
 def save(figure: Figure, path: Path, title: str) -> None:
