@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -29,6 +29,16 @@ SEEN_WHEN_FINISHED = ("summary.json", "report.html", "result.json", "privacy.jso
 
 PLAN = "?participants=200&rounds=30&participations=6&collusion=0.1&epsilon=3&parameters=25450"
 CARRY = "?participants=100&clients=1000&rounds=100&carry=true&epsilon=3&parameters=25450"
+
+
+class Picture(NamedTuple):
+    """A page, what must be seen on it first, the window; what stands at its top, or the part of it that is shown."""
+
+    page: str
+    seen: str
+    window: tuple[int, int]
+    top: str = ""
+    part: str = ""
 
 
 def interrupted_demo(folder: Path) -> None:
@@ -62,61 +72,35 @@ def served(runs: Path) -> Iterator[str]:
         process.wait()
 
 
-def planner(page: Page, address: str) -> dict[str, Any]:
-    page.goto(f"{address}/{PLAN}")
-    page.wait_for_selector("#chart svg:visible")
-    return {}
-
-
-def planner_carry(page: Page, address: str) -> dict[str, Any]:
-    page.goto(f"{address}/{CARRY}")
-    page.wait_for_selector("#chart svg:visible")
-    page.locator("#noise-title").evaluate("one => scrollTo(0, one.offsetTop - 120)")
-    return {}
-
-
-def live(page: Page, address: str) -> dict[str, Any]:
-    page.goto(f"{address}/live?run=demo")
-    page.wait_for_selector("#accuracy svg:visible")
-    return {}
-
-
-def report_accuracy(page: Page, address: str) -> dict[str, Any]:
-    page.goto(f"{address}/report?run=demo")
-    figure = page.locator("figure").first
-    clip = _around(figure)
-    figure.locator(".band:visible .catch").nth(20).hover(force=True)
-    return {"clip": clip}
-
-
-def report_graph(page: Page, address: str) -> dict[str, Any]:
-    page.goto(f"{address}/report?run=demo")
-    for closed in page.locator("details").all():
-        closed.evaluate("one => { one.open = true }")
-    graph = page.locator("figure:has(svg.graph)").first
-    graph.scroll_into_view_if_needed()
-    return {"clip": _around(graph)}
-
-
-def _around(box: Any) -> dict[str, float]:
-    """Of an element, with a margin."""
-    box.evaluate("one => scrollTo(0, one.getBoundingClientRect().top + scrollY - 40)")
-    found = box.bounding_box()
-    return {
-        "x": found["x"] - 12,
-        "y": found["y"] - 12,
-        "width": found["width"] + 24,
-        "height": found["height"] + 24,
-    }
-
-
-PICTURES = {
-    "ui-planner": (planner, 1280, 980, False),
-    "ui-planner-carry": (planner_carry, 1280, 980, False),
-    "ui-live": (live, 1000, 1010, True),
-    "report-accuracy": (report_accuracy, 1000, 1400, False),
-    "report-graph": (report_graph, 1000, 1400, False),
+PICTURES: dict[str, Picture] = {
+    "ui-planner": Picture(PLAN, "#chart svg:visible", (1280, 980)),
+    "ui-planner-carry": Picture(CARRY, "#chart svg:visible", (1280, 980), top="#noise-title"),
+    "ui-live": Picture("live?run=demo", "#accuracy svg:visible", (1000, 1010)),
+    "report-accuracy": Picture("report?run=demo", "figure", (1000, 1400), part="figure"),
+    "report-graph": Picture("report?run=demo", "figure", (1000, 1400), part="figure:has(svg.graph)"),
 }
+
+
+def take(page: Page, name: str, address: str, path: Path) -> None:
+    """One picture: a whole window, or an element of the page with a margin."""
+    picture, clip = PICTURES[name], None
+    page.goto(f"{address}/{picture.page}")
+    page.wait_for_selector(picture.seen)
+    if picture.top:
+        page.locator(picture.top).evaluate("one => scrollTo(0, one.offsetTop - 120)")
+    if picture.part:
+        for folded in page.locator("details").all():
+            folded.evaluate("one => { one.open = true }")
+        part = page.locator(picture.part).first
+        part.evaluate("one => scrollTo(0, one.getBoundingClientRect().top + scrollY - 40)")
+        box = part.bounding_box()
+        assert box is not None
+        clip = {"x": box["x"] - 12, "y": box["y"] - 12}
+        clip |= {"width": box["width"] + 24, "height": box["height"] + 24}
+        for band in part.locator(".band:visible .catch").all()[20:21]:
+            band.hover(force=True)
+    page.wait_for_timeout(300)
+    page.screenshot(path=path, clip=clip)
 
 
 def main() -> None:
@@ -137,12 +121,11 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         with served(DEMO.parent) as finished, served(going) as unfinished:
             for name in options.only:
-                take, width, height, in_progress = PICTURES[name]
+                width, height = PICTURES[name].window
                 for scheme, suffix in (("light", ""), ("dark", "-dark")):
                     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                    shot = take(page, unfinished if in_progress else finished)
-                    page.wait_for_timeout(300)
-                    page.screenshot(path=options.out / f"{name}{suffix}.png", **shot)
+                    address = unfinished if name == "ui-live" else finished
+                    take(page, name, address, options.out / f"{name}{suffix}.png")
                     page.close()
                     print(f"{name}{suffix}.png")
         browser.close()

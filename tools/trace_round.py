@@ -12,50 +12,43 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from docs_pictures import BLUE, INK, LINES, MUTED, canvas, folder, save
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "niss"
 
-
-@dataclass
-class Trace:
-    """The files a round visits, in the order of their first call."""
-
-    files: list[str] = field(default_factory=list)
-
-    def visit(self, filename: str) -> None:
-        path = Path(filename)
-        if path.is_relative_to(SOURCE) and (name := path.relative_to(SOURCE).as_posix()) not in self.files:
-            self.files.append(name)
-
-    def count(self, *rooms: str) -> int:
-        """How many of the files lie in these rooms; all without any."""
-        return sum(not rooms or name.split("/")[0] in rooms for name in self.files)
+Trace = dict[str, None]
+"""The files a round visits, in the order of their first call."""
 
 
 class Follow:
-    """Traces calls while it is switched on; `trace` says where they are counted, None for nowhere."""
+    """Notes calls while it is switched on; `trace` says where, None for nowhere."""
 
-    def __init__(self) -> None:
-        self.trace: Trace | None = None
+    trace: Trace | None = None
 
-    def __enter__(self) -> Follow:
+    @contextmanager
+    def on(self) -> Iterator[None]:
         threading.setprofile(self._called)
         sys.setprofile(self._called)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-        threading.setprofile(None)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
 
     def _called(self, frame: FrameType, event: str, _argument: object) -> None:
         # Comprehensions and module bodies (a first import) are no calls of a function.
-        if event == "call" and self.trace is not None and not frame.f_code.co_name.startswith("<"):
-            self.trace.visit(frame.f_code.co_filename)
+        if event != "call" or self.trace is None or frame.f_code.co_name.startswith("<"):
+            return
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(SOURCE):
+            self.trace[path.relative_to(SOURCE).as_posix()] = None
 
 
 def simulated_round() -> Trace:
@@ -77,8 +70,8 @@ def simulated_round() -> Trace:
             "methods": [{"name": "niss", "neighbours": 4.0}],
         }
     )
-    with tempfile.TemporaryDirectory() as folder, follow:
-        niss.run(config, out=Path(folder) / "run", progress=progress)
+    with tempfile.TemporaryDirectory() as made, follow.on():
+        niss.run(config, out=Path(made) / "run", progress=progress)
     return trace
 
 
@@ -108,68 +101,49 @@ def flower_round() -> tuple[Trace, Trace]:
             finally:
                 follow.trace = before
 
-    with follow:
+    with follow.on():
         start(Watched(6), rounds=3)
     return server, client
 
 
-def draw(traces: dict[str, Trace], path: Path) -> None:
+def draw(traces: dict[str, Trace]) -> None:
     """Each trace as a line over the rooms: one dot a file, in the order of first visits."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    from docs_pictures import BLUE, INK, LINES, MUTED, canvas, save
-
-    heights = [0.9 + 0.3 * len({_room(name) for name in trace.files}) for trace in traces.values()]
+    rooms = {title: list(dict.fromkeys(map(_room, trace))) for title, trace in traces.items()}
+    heights = [0.9 + 0.3 * len(lanes) for lanes in rooms.values()]
     figure, _ = canvas(width=11.0, height=sum(heights))
     figure.clf()
     grid = figure.add_gridspec(len(traces), 1, height_ratios=heights)
     for place, (title, trace) in enumerate(traces.items()):
-        axes = figure.add_subplot(grid[place])
-        rooms = list(dict.fromkeys(_room(name) for name in trace.files))
-        lanes = {room: -number for number, room in enumerate(rooms)}
-        steps = range(len(trace.files))
-        levels = [lanes[_room(name)] for name in trace.files]
-        for lane in lanes.values():
-            axes.axhline(lane, color=LINES, linewidth=0.8, zorder=0)
+        axes, lanes = figure.add_subplot(grid[place]), rooms[title]
+        steps, levels = range(len(trace)), [-lanes.index(_room(name)) for name in trace]
+        for lane in range(len(lanes)):
+            axes.axhline(-lane, color=LINES, linewidth=0.8, zorder=0)
         axes.plot(steps, levels, color=MUTED, linewidth=1.0, zorder=1)
         axes.plot(steps, levels, linestyle="none", marker="o", markersize=7, color=BLUE, zorder=2)
-        for step, name in enumerate(trace.files):
-            label = name.split("/", 1)[-1].removesuffix(".py")
-            axes.annotate(
-                label,
-                (step, levels[step]),
-                (2, 5),
-                textcoords="offset points",
-                fontsize=7,
-                rotation=32,
-                color=INK,
-            )
-        axes.set_yticks(list(lanes.values()), list(lanes))
+        label = {"textcoords": "offset points", "fontsize": 7, "rotation": 32, "color": INK}
+        for step, name in enumerate(trace):
+            axes.annotate(name.split("/", 1)[-1].removesuffix(".py"), (step, levels[step]), (2, 5), **label)
+        axes.set_yticks([-lane for lane in range(len(lanes))], lanes)
         axes.set_xticks([])
-        axes.set_xlim(-0.5, max(len(trace.files), 20) + 1.0)
-        axes.set_ylim(min(lanes.values()) - 0.5, 1.4)
-        axes.set_title(f"{title}: {len(trace.files)} files", loc="left", fontsize=11, color=INK)
+        axes.set_xlim(-0.5, max(len(trace), 20) + 1.0)
+        axes.set_ylim(0.5 - len(lanes), 1.4)
+        axes.set_title(f"{title}: {len(trace)} files", loc="left", fontsize=11, color=INK)
         axes.tick_params(length=0, colors=INK)
         for side in axes.spines.values():
             side.set_visible(False)
-    save(figure, path, "The source files that a round visits, in the order of its first calls")
+    title = "The source files that a round visits, in the order of its first calls"
+    save(figure, folder() / "round-files.svg", title)
 
 
 def _room(name: str) -> str:
     return name.split("/")[0].removesuffix(".py")
 
 
-def main(folder: Path) -> None:
-    simulated = simulated_round()
-    server, client = flower_round()
-    draw(
-        {"A simulated round": simulated, "A Flower round, server": server, "A Flower round, client": client},
-        folder / "round-files.svg",
-    )
-    print(f"simulated round: {simulated.count()} files")
-    for side, trace in (("server", server), ("client", client)):
-        near = trace.count("flower", "session", "protocol")
-        print(f"Flower round, {side}: {trace.count()} files, {near} in flower, session and protocol")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images")
+    simulated, (server, client) = simulated_round(), flower_round()
+    traces = {"A simulated round": simulated, "A Flower round, server": server}
+    draw(traces | {"A Flower round, client": client})
+    print(f"simulated round: {len(simulated)} files")
+    for side, trace in (("server", server), ("client", client)):
+        near = sum(_room(name) in ("flower", "session", "protocol") for name in trace)
+        print(f"Flower round, {side}: {len(trace)} files, {near} in flower, session and protocol")
