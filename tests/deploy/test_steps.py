@@ -161,11 +161,11 @@ def fill(parts: Parts) -> None:
     for name in (*parts.ports, "authority"):
         (folder / name).mkdir(mode=0o700)
     certificates = make_certificates(folder / "authority", datetime.datetime.now(datetime.UTC))
-    server = create_keyfile(folder / "server" / "server.key", Identity.generate(os.urandom)).identity
+    server = create_keyfile(folder / "server" / "server.key", Identity.generate(os.urandom))
     members = []
     for name in ("node-0", "node-1"):
         state = folder / name / "state"
-        node = create_keyfile(state / "identity.key", Identity.generate(os.urandom)).identity
+        node = create_keyfile(state / "identity.key", Identity.generate(os.urandom))
         members.append(f'[[members]]\nname = "{name}"\nidentity = "{node.public.hex()}"\n')
         make_node_key(folder / name, "auth")
     for name in parts.ports:

@@ -1,7 +1,9 @@
-"""A key file is its owner's alone, is never overwritten, and is replaced whole or not at all."""
+"""A key file is its owner's alone and never overwritten; a coalition file pins who is trusted, and names its faults."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -10,9 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.errors import ConfigError, LocalProtocolError, PrivacyError
-from niss.protocol.keyfile import create_keyfile, default_keyfile, load_identity, load_keyfile
-from niss.protocol.keys import Identity, PrekeyStore
+from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.protocol.keyfile import (
+    Coalition,
+    create_keyfile,
+    default_keyfile,
+    load_coalition,
+    load_identity,
+    parse_coalition,
+)
+from niss.protocol.keys import Identity, fingerprint
 from support.fixed_entropy import FixedEntropy
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes mean this on POSIX only")
@@ -28,26 +37,21 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def filled() -> PrekeyStore:
-    store = PrekeyStore()
-    store.batch(3, IDENTITY, FixedEntropy())
-    return store
-
-
-def test_identity_and_prekeys_come_back(path: Path) -> None:
-    create_keyfile(path, IDENTITY, filled())
-    loaded = load_keyfile(path)
-    assert loaded.identity.public == load_identity(path).public == IDENTITY.public
-    assert loaded.identity.secret_bytes() == IDENTITY.secret_bytes()
-    assert loaded.prekeys.to_bytes() == filled().to_bytes()
+@posix
+def test_the_identity_comes_back_through_a_link_too(path: Path) -> None:
+    assert create_keyfile(path, IDENTITY) is IDENTITY
+    link = path.with_name("link.key")
+    link.symlink_to(path)
+    for where in (path, link):
+        assert load_identity(where).public == IDENTITY.public
+        assert load_identity(where).secret_bytes() == IDENTITY.secret_bytes()
 
 
 def test_the_format_never_changes(path: Path) -> None:
     create_keyfile(path, IDENTITY)
     content = path.read_bytes()
-    body = b"niss-keyfile/1\n" + bytes(IDENTITY.secret_bytes()) + b"niss-prekeys/1\n" + bytes(8)
-    assert content[:-32] == body
-    assert len(content) == len(body) + 32
+    body = b"niss-keyfile/2\n" + bytes(IDENTITY.secret_bytes())
+    assert content == body + hashlib.sha256(body).digest()
 
 
 @posix
@@ -55,11 +59,9 @@ def test_the_format_never_changes(path: Path) -> None:
 def test_only_its_owner_can_read_it_whatever_the_umask(path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        made = create_keyfile(path, IDENTITY)
+        create_keyfile(path, IDENTITY)
         assert mode(path) == 0o600
         assert mode(path.parent) & 0o077 == 0
-        made.save()
-        assert mode(path) == 0o600
     finally:
         os.umask(before)
 
@@ -79,10 +81,10 @@ def test_it_has_its_mode_before_its_first_byte(path: Path, monkeypatch: pytest.M
     before = os.umask(0)
     try:
         monkeypatch.setattr(os, "open", watched)
-        create_keyfile(path, IDENTITY).save()
+        create_keyfile(path, IDENTITY)
     finally:
         os.umask(before)
-    assert modes == [(0o600, 0), (0o600, 0)]
+    assert modes == [(0o600, 0)]
 
 
 def test_an_existing_file_is_never_overwritten(path: Path) -> None:
@@ -109,70 +111,11 @@ def test_a_file_that_others_can_reach_is_not_loaded(path: Path, loose: int) -> N
     create_keyfile(path, IDENTITY)
     path.chmod(loose)
     with pytest.raises(PrivacyError, match=f"{loose:04o}") as caught:
-        load_keyfile(path)
+        load_identity(path)
     assert caught.value.hint is not None
     assert f"chmod 600 {path}" in caught.value.hint
     path.chmod(0o400)
-    load_keyfile(path)
-
-
-def test_an_erased_prekey_is_gone_from_the_file(path: Path) -> None:
-    made = create_keyfile(path, IDENTITY, filled())
-    gone = bytes(made.prekeys.private(1))
-    assert gone in path.read_bytes()
-    made.prekeys.erase(1)
-    made.save()
-    assert gone not in path.read_bytes()
-    assert 1 not in load_keyfile(path).prekeys
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_saving_again_and_again(path: Path) -> None:
-    made = create_keyfile(path, IDENTITY)
-    for _ in range(3):
-        made.prekeys.batch(1, IDENTITY, FixedEntropy())
-        made.save()
-    assert len(load_keyfile(path).prekeys) == 3
-
-
-def test_a_file_changed_by_another_process_is_not_replaced(path: Path) -> None:
-    create_keyfile(path, IDENTITY, filled())
-    mine, theirs = load_keyfile(path), load_keyfile(path)
-    theirs.prekeys.erase(0)
-    theirs.save()
-    mine.prekeys.erase(1)
-    with pytest.raises(LocalProtocolError, match="another process"):
-        mine.save()
-    assert dict(load_keyfile(path).prekeys.fingerprints) == dict(theirs.prekeys.fingerprints)
-
-
-def test_what_a_crash_left_beside_is_removed(path: Path) -> None:
-    made = create_keyfile(path, IDENTITY)
-    (path.parent / ".identity.key.new").write_bytes(b"half")
-    made.save()
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    load_keyfile(path)
-
-
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failed_update_leaves_the_old_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    made = create_keyfile(path, IDENTITY, filled())
-    before = path.read_bytes()
-    made.prekeys.erase(0)
-
-    def broken(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*((Path, "replace") if failing == "replace" else (os, "fsync")), broken)
-        with pytest.raises(ConfigError, match="No space left"):
-            made.save()
-    assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    made.save()
-    assert 0 not in load_keyfile(path).prekeys
+    load_identity(path)
 
 
 def test_a_failed_creation_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,22 +140,8 @@ def test_file_and_folder_are_synced(path: Path, monkeypatch: pytest.MonkeyPatch)
         synced(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
-    made = create_keyfile(path, IDENTITY)
-    assert kinds == [False, True]
-    made.save()
-    assert kinds == [False, True, False, True]
-
-
-@posix
-def test_an_update_through_a_link_keeps_the_link(path: Path, tmp_path: Path) -> None:
     create_keyfile(path, IDENTITY)
-    link = tmp_path / "link.key"
-    link.symlink_to(path)
-    loaded = load_keyfile(link)
-    loaded.prekeys.batch(1, IDENTITY, FixedEntropy())
-    loaded.save()
-    assert link.is_symlink()
-    assert len(load_keyfile(path).prekeys) == 1
+    assert kinds == [False, True]
 
 
 @settings(deadline=None)
@@ -221,7 +150,7 @@ def test_any_flipped_bit_and_any_cut_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("keys") / "identity.key"
-    create_keyfile(path, IDENTITY, filled())
+    create_keyfile(path, IDENTITY)
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
@@ -230,7 +159,7 @@ def test_any_flipped_bit_and_any_cut_is_refused(
         del content[place:]
     path.write_bytes(content)
     with pytest.raises(ConfigError):
-        load_keyfile(path)
+        load_identity(path)
 
 
 def test_what_is_not_there_is_named(path: Path, tmp_path: Path) -> None:
@@ -252,3 +181,124 @@ def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     usual = tmp_path / ".config" / "niss" / "identity.key"
     for environment in ({}, {"XDG_CONFIG_HOME": ""}, {"XDG_CONFIG_HOME": "relative"}):
         assert default_keyfile(environment) == usual
+
+
+NORTH, SOUTH, WEST = (Identity.generate(FixedEntropy(name)).public for name in ("north", "south", "west"))
+
+
+def member(name: str, identity: str) -> str:
+    return f'[[members]]\nname = "{name}"\nidentity = "{identity}"\n'
+
+
+GOOD = member("North", NORTH.hex()) + member("South", base64.b64encode(SOUTH).decode())
+
+
+def test_hex_and_base64_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "coalition.toml"
+    path.write_text(GOOD)
+    path.chmod(0o644)
+    coalition = load_coalition(path)
+    assert dict(coalition.members) == {"North": NORTH, "South": SOUTH}
+    assert len(coalition) == 2
+    assert NORTH in coalition
+    assert coalition.require(SOUTH) == "South"
+
+
+@settings(deadline=None)
+@given(seed=st.binary(min_size=32, max_size=32))
+def test_every_usual_spelling_is_the_same_identity(seed: bytes) -> None:
+    public = Identity(seed).public
+    standard, for_urls = base64.b64encode(public).decode(), base64.urlsafe_b64encode(public).decode()
+    spellings = [public.hex(), public.hex().upper(), standard, standard.rstrip("="), for_urls]
+    for spelling in spellings:
+        assert parse_coalition(member("x", spelling)).members["x"] == public
+
+
+def test_strangers_are_refused_by_their_fingerprint() -> None:
+    with pytest.raises(RemoteProtocolError, match=fingerprint(WEST)):
+        parse_coalition(GOOD).require(WEST)
+    assert WEST not in parse_coalition(GOOD)
+
+
+def test_a_coalition_cannot_be_changed() -> None:
+    members = {"North": NORTH}
+    coalition = Coalition(members)
+    members["West"] = WEST
+    assert WEST not in coalition
+    with pytest.raises(TypeError):
+        coalition.members["West"] = WEST  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            GOOD + member("North", WEST.hex()),
+            "line 7: members, entry 3: name: 'North' is already taken by entry 1",
+        ),
+        (GOOD + member("nORTH", WEST.hex()), "line 7: members, entry 3: name"),
+        (
+            GOOD + member("West", NORTH.hex()),
+            "line 7: members, entry 3: identity: already belongs to 'North'",
+        ),
+        (GOOD + member("West", SOUTH.hex()), "entry 3: identity: already belongs to 'South'"),
+        (GOOD + "\n\n" + member("West", "zz"), "line 9: members, entry 3: identity"),
+        (member("West", WEST.hex()[:-1]), "line 1: members, entry 1: identity"),
+        (member("West", WEST.hex() + "00"), "identity: must be a public key"),
+        (member("West", " " + WEST.hex()), "identity: must be a public key"),
+        (member("West", ""), "identity: must be a public key"),
+        (member("West", bytes(32).hex()), "identity: this identity is a degenerate key"),
+        (member("", WEST.hex()), "entry 1: name: must be"),
+        (member(" West", WEST.hex()), "entry 1: name: must be"),
+        (member("We\\u202est", WEST.hex()), "entry 1: name: must be"),
+        (member("W" * 101, WEST.hex()), "entry 1: name: must be"),
+        ("[[members]]\nname = 'West'\n", "entry 1: identity: is missing"),
+        (f"[[members]]\nidentity = '{WEST.hex()}'\n", "entry 1: name: is missing"),
+        ("[[members]]\nname = 'West'\nidentity = 7\n", "entry 1: identity: is missing or not a string"),
+        (member("West", WEST.hex()) + "role = 'x'\n", "entry 1: role: unknown field"),
+        ("members = ['West']\n", "members, entry 1: must be a table"),
+        ("members = 'West'\n", "does not list any members"),
+        ("members = []\n", "does not list any members"),
+        ("", "does not list any members"),
+        ("member = 1\n" + GOOD, "unknown entry 'member'"),
+        (GOOD + "[[members]\n", "not valid TOML.*line 7"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^team.toml.*{said}"):
+        parse_coalition(text, where="team.toml")
+
+
+def test_lines_are_left_out_where_they_could_be_wrong() -> None:
+    text = f'members = [{{name = "West", identity = "{WEST.hex()}"}}, {{name = "x", identity = ""}}]'
+    with pytest.raises(ConfigError, match=r"^coalition: members, entry 2: identity"):
+        parse_coalition(text)
+
+
+def test_trailing_bits_make_no_second_spelling() -> None:
+    """The last character of base64 has two bits to spare: whatever they are, a duplicate is noticed."""
+    text = base64.b64encode(SOUTH).decode()
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    other = text[:42] + alphabet[alphabet.index(text[42]) ^ 1] + "="
+    with pytest.raises(ConfigError, match="identity"):
+        parse_coalition(GOOD + member("West", other))
+
+
+@posix
+def test_a_file_that_everyone_may_change_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "coalition.toml"
+    path.write_text(GOOD)
+    path.chmod(0o666)
+    with pytest.raises(PrivacyError, match="0666") as caught:
+        load_coalition(path)
+    assert "chmod o-w" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_coalition(tmp_path / "missing.toml")
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_coalition(path)

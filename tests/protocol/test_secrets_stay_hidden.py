@@ -30,7 +30,7 @@ from niss.protocol import curve
 from niss.protocol.agreement import derive_seed, pair_secret
 from niss.protocol.client import Client, dump, restore
 from niss.protocol.curve import Secret, SecretBytes
-from niss.protocol.keyfile import create_keyfile, load_keyfile
+from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity, PrekeyStore, x25519_public
 from support.fixed_entropy import FixedEntropy, context
 from support.protocol_round import Federation, carried, resigned
@@ -78,7 +78,7 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
     other = x25519_public(store.private(1))
     pair = pair_secret(SECRET, other)
     seed = derive_seed(pair, context(), A, B)
-    file = create_keyfile(folder / "identity.key", identity, store)
+    create_keyfile(folder / "identity.key", identity)
     return [
         (SECRET, [SECRET]),
         (SECRET[:16], [SECRET[:16]]),
@@ -93,8 +93,7 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
         (seed, [seed]),
         (curve.scalar_of(SECRET), [curve.scalar_of(SECRET), SECRET]),
         (curve.clamped(SECRET), [curve.clamped(SECRET)]),
-        (file, [SECRET, *privates]),
-        (load_keyfile(folder / "identity.key"), [SECRET, *privates]),
+        (load_identity(folder / "identity.key"), [SECRET]),
     ]
 
 
@@ -159,7 +158,7 @@ def attempts(folder: Path) -> list[tuple[str, Callable[[], object]]]:
     store.batch(2, identity, FixedEntropy())
     pair = pair_secret(SECRET, x25519_public(store.private(1)))
     damaged = folder / "damaged.key"
-    create_keyfile(damaged, identity, store)
+    create_keyfile(damaged, identity)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     later = failing_later()
     later(1)
@@ -184,8 +183,8 @@ def attempts(folder: Path) -> list[tuple[str, Callable[[], object]]]:
         ("plain private", lambda: pair_secret(bytes(SECRET), bytes(32))),
         ("plain shared", lambda: derive_seed(bytes(pair), context(), A, A)),
         ("plain store", lambda: PrekeyStore.from_bytes(bytes(store.to_bytes())[:-1])),
-        ("exists", lambda: create_keyfile(damaged, identity, store)),
-        ("damaged", lambda: load_keyfile(damaged)),
+        ("exists", lambda: create_keyfile(damaged, identity)),
+        ("damaged", lambda: load_identity(damaged)),
     ]
 
 

@@ -336,7 +336,7 @@ def _identity(path: Path) -> str:
     """The public key, in hex, of the identity in a key file; made where there is none."""
     if path.exists():
         return load_identity(path).public.hex()
-    return create_keyfile(path, Identity.generate(os.urandom)).identity.public.hex()
+    return create_keyfile(path, Identity.generate(os.urandom)).public.hex()
 
 
 def _toml_pairs(values: Mapping[str, Any]) -> str:

@@ -148,7 +148,7 @@ class Identity(Secret):
         return Prekey(number, public, _sign_jointly(self._secret, private, weight, message))
 
     def secret_bytes(self) -> SecretBytes:
-        """The secret itself, for the key file and nothing else."""
+        """The secret itself, for the key file and what a server keeps."""
         return self._secret
 
     def __repr__(self) -> str:
@@ -255,7 +255,7 @@ def decode_prekey(encoded: bytes) -> Prekey:
 
 
 class PrekeyStore(Secret):
-    """The private halves of a client's prekeys, in memory; `to_bytes` is what a key file keeps.
+    """The private halves of a client's prekeys, in memory; `to_bytes` is what a client's memory keeps.
 
     `number in store` says whether that prekey can still be used, `len(store)` how many can.
     """
@@ -353,7 +353,7 @@ class PrekeyStore(Secret):
             number = int.from_bytes(entries[place : place + 8], "big")
             private = entries[place + 8 : place + _ENTRY_BYTES]
             if len(private) != SECRET_BYTES or not before < number < store._next:
-                raise LocalProtocolError("the stored prekeys are damaged", hint="restore the key file")
+                raise LocalProtocolError("the stored prekeys are damaged", hint="enrol with a new identity")
             store._privates[number] = private
             before = number
         return store

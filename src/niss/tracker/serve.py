@@ -99,7 +99,7 @@ def find_identity(options: TrackerOptions) -> Identity:
     path = Path(database).with_suffix(".key")
     if path.exists():
         return load_identity(path)
-    return create_keyfile(path, Identity.generate(os.urandom)).identity
+    return create_keyfile(path, Identity.generate(os.urandom))
 
 
 def _lists(options: TrackerOptions) -> dict[str, Any]:
