@@ -17,8 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from niss.protocol.agreement import previous_of
 from niss.protocol.messages import RoundCohorts, RoundOpen, Upload
-from niss.protocol.schedule import previous_of
 from niss.protocol.server import ServerStage
 from protocol.test_stateful import INTENDED, picks
 from protocol.test_stateful import QUICK as ROUNDS

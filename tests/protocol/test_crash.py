@@ -368,17 +368,15 @@ def test_the_keys_of_a_round_are_gone_when_it_is_over() -> None:
     assert all(number not in again._prekeys for number in numbers.values())
 
 
-def test_memory_written_before_there_were_carried_shares_is_read() -> None:
-    old = dump(Memory(last={"aa": (3, 0)}), b"prekeys")
-    assert b"carried" not in old
-    memory, _ = restore(old)
-    assert memory.carried == {}
-    assert rounds_answered(old, bytes.fromhex("aa")) == ()
-    assert rounds_answered(None, b"run") == ()
+def test_rounds_that_were_charged_are_remembered() -> None:
+    memory, run = Memory(last={"aa": (3, 0)}), bytes.fromhex("aa")
+    assert rounds_answered(None, run) == rounds_answered(dump(memory, b"prekeys"), run) == ()
     memory.carried["aa"] = [1, 4]
-    assert restore(dump(memory, b"prekeys"))[0] == memory
+    kept = dump(memory, b"prekeys")
+    assert restore(kept) == (memory, b"prekeys")
+    assert rounds_answered(kept, run) == (1, 4)
     with pytest.raises(LocalProtocolError, match="damaged"):
-        Memory.from_json({**memory.to_json(), "carried": {"aa": ["x"]}})
+        restore(bytes(kept).replace(b"[1,4]", b'["x"]'))
 
 
 def test_server_and_all_clients_may_be_restarted_between_any_two_rounds() -> None:

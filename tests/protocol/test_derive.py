@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import fields, replace
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -12,16 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import CarriedContext, Context, RoundContext, derive_seed, pair_secret
+from niss.protocol.agreement import Context, carried_context, derive_seed, pair_secret, round_context
 from niss.protocol.curve import SecretBytes, length_prefixed
 from niss.protocol.keys import x25519_public
-from support.fixed_entropy import FixedEntropy, context
+from support.fixed_entropy import ROUND, FixedEntropy, context
 
 ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))
 ALICE_PUBLIC, BOB_PUBLIC = x25519_public(ALICE), x25519_public(BOB)
 A, B = bytes([1]) * 32, bytes([2]) * 32
 SHARED = SecretBytes(range(32))
-CARRIED = CarriedContext(b"run", b"p" * 32, 3, b"b" * 32, b"t" * 32, b"s" * 32, b"r" * 32)
+CARRIED = {"run": b"run", "round": 3} | {
+    name: name[:1].encode() * 32 for name in ("plan", "beacon", "terms", "senders", "receivers")
+}
 GOLDEN_PAIR = "c36d448d1d5dd4f7168ba302c636cbae3723269e0f74594149e2993036a0b86f"
 GOLDEN_SEED = "1d7e7db96e6473e3c3cfda1dd37ada680244b8b3a34d1d8eb9a112f3adb7edb2"
 GOLDEN_DIGEST = "fa79489b44fb4f85ce580600608e53ce8ef614f37072c1600bd38c570537b1d1"
@@ -48,44 +51,41 @@ def _by_hand(info: bytes) -> bytes:
 
 
 def test_a_seed_is_hkdf_over_everything_that_names_it_and_never_changes() -> None:
-    round_ = context()
     fields = [b"niss.seed.v1", b"run 1", (7).to_bytes(8, "big"), bytes(8), b"beacon output"]
-    fields += [round_.participants_hash, round_.graph_hash, A, B, b"share"]
+    fields += [ROUND["participants_hash"], ROUND["graph_hash"], A, B, b"share"]
     info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    seed = derive_seed(SHARED, round_, A, B)
+    seed = derive_seed(SHARED, context(), A, B)
     assert bytes(seed) == _by_hand(info)
     assert seed.hex() == GOLDEN_SEED
     assert len(seed) == 32
 
 
 def test_a_context_is_encoded_as_ever() -> None:
-    assert context().digest() == hashlib.sha256(context().encode()).digest()
     assert context().digest().hex() == GOLDEN_DIGEST
 
 
 def test_a_carried_seed_does_not_change_from_release_to_release() -> None:
-    seed = derive_seed(SHARED, CARRIED, b"a" * 32, b"b" * 32)
+    seed = derive_seed(SHARED, carried_context(**CARRIED), b"a" * 32, b"b" * 32)
     assert seed.hex() == "c597414d729f86cb8ff6dc1126a1d51710979f546c368ce3141c9e4d3080290f"
 
 
-def others(one: Context) -> list[Context]:
-    """With each field changed in turn."""
-    values = {field.name: getattr(one, field.name) for field in fields(one)}
-    return [
-        replace(one, **{name: value + 1 if isinstance(value, int) else b"x" * len(value)})
-        for name, value in values.items()
-    ]
+def contexts(make: Callable[..., Context], values: dict[str, Any]) -> list[Context]:
+    """As it is, and with each field changed in turn."""
+    others = {
+        name: value + 1 if isinstance(value, int) else b"x" * len(value) for name, value in values.items()
+    }
+    return [make(**values), *(make(**{**values, name: other}) for name, other in others.items())]
 
 
 def test_everything_is_bound() -> None:
     """Of a round, and of what is carried from one to the next: both lists, the schedule, beacon, terms, the run."""
     seeds, digests = [], []
-    for one in (context(), CARRIED):
-        contexts = [one, *others(one)]
-        seeds += [derive_seed(SHARED, each, A, B) for each in contexts]
+    for found in (contexts(round_context, ROUND), contexts(carried_context, CARRIED)):
+        one = found[0]
+        seeds += [derive_seed(SHARED, each, A, B) for each in found]
         seeds += [derive_seed(SHARED, one, *ends) for ends in ((B, A), (A, bytes(32)), (bytes(32), B))]
         seeds.append(derive_seed(SecretBytes(bytes(32)), one, A, B))
-        digests += [each.digest() for each in contexts]
+        digests += [each.digest() for each in found]
     assert len({bytes(seed) for seed in seeds}) == len(seeds) == 7 + 8 + 2 * 4
     assert len(set(digests)) == len(digests)
 
@@ -100,8 +100,8 @@ def test_different_fields_encode_differently(one: list[bytes], other: list[bytes
 @given(st.binary(min_size=1, max_size=9), st.binary(min_size=1, max_size=9))
 def test_bytes_cannot_move_between_run_and_beacon(run: bytes, beacon: bytes) -> None:
     whole = context(run=run, beacon=beacon)
-    moved = replace(whole, run=run + beacon[:1], beacon=beacon[1:] or b"x")
-    assert whole.encode() != moved.encode()
+    moved = context(run=run + beacon[:1], beacon=beacon[1:] or b"x")
+    assert whole.digest() != moved.digest()
 
 
 @settings(deadline=None)
@@ -146,27 +146,6 @@ def test_our_own_prekey_sent_back_is_refused() -> None:
         pair_secret(ALICE, ALICE_PUBLIC)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("run", b""),
-        ("run", bytes(256)),
-        ("run", "text"),
-        ("beacon", b""),
-        ("round", -1),
-        ("round", 2**64),
-        ("round", True),
-        ("round", 1.0),
-        ("attempt", None),
-        ("participants_hash", bytes(31)),
-        ("graph_hash", bytearray(32)),
-    ],
-)
-def test_malformed_contexts_are_refused_by_field(field: str, value: object) -> None:
-    with pytest.raises(LocalProtocolError, match=f"^{field}: "):
-        context(**{field: value})
-
-
 def test_malformed_ends_and_secrets_are_refused() -> None:
     for sender, receiver in ((A, A), (A, B[:31]), (bytearray(A), B)):
         with pytest.raises(LocalProtocolError):
@@ -178,6 +157,5 @@ def test_malformed_ends_and_secrets_are_refused() -> None:
 
 def test_a_context_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        context().round = 9  # type: ignore[misc]
+        context().fields = ()  # type: ignore[misc]
     assert isinstance(hash(context()), int)
-    assert RoundContext.__slots__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.client import CLIENT_TABLE, ClientStage, Memory, client_step
+from niss.protocol.client import CLIENT_TABLE, ClientStage, CurrentRound, Memory, client_step, dump, restore
 from niss.protocol.server import SERVER_TABLE, ServerStage, server_step
 
 
@@ -34,8 +34,10 @@ def test_a_driver_out_of_turn_and_a_client_out_of_turn_are_different_faults() ->
 
 def test_the_memory_of_an_earlier_release_is_refused() -> None:
     """It had one more state, and noted what it gave to whom."""
-    current = {"opened": "", "seat": 1, "prekey": 2, "verdict": "ab" * 32, "given": {"0": "edge"}}
-    kept = {"last": {"00": [3, 0]}, "beacon": {}, "state": "judged", "current": current}
-    with pytest.raises(LocalProtocolError, match="damaged") as refused:
-        Memory.from_json(kept)
-    assert refused.value.hint
+    current = CurrentRound(b"", 1, 2, bytes(32))
+    kept = bytes(dump(Memory({"00": (3, 0)}, {}, ClientStage.REVEALED, current), b""))
+    for change in ((b"revealed", b"judged"), (b'"prekey":2', b'"prekey":2,"given":{"0":"edge"}')):
+        assert change[0] in kept
+        with pytest.raises(LocalProtocolError, match="damaged") as refused:
+            restore(kept.replace(*change))
+        assert refused.value.hint

@@ -12,11 +12,11 @@ import numpy as np
 from niss.accounting import CommittedAccount
 from niss.errors import RemoteProtocolError
 from niss.mechanism.noise import Noise
-from niss.protocol.agreement import EdgeKeys, agree, commitment_of
+from niss.protocol.agreement import EdgeKeys, agree, commitment_of, previous_of
 from niss.protocol.client import Client, rounds_answered
 from niss.protocol.keys import _signed_link, link_of
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload, decode
-from niss.protocol.schedule import Schedule, previous_of
+from niss.protocol.schedule import Schedule
 from niss.protocol.server import Outcome
 from support.protocol_round import Federation, carried, resigned
 

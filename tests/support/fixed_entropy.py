@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
-from niss.protocol.agreement import RoundContext
+from niss.protocol.agreement import Context, round_context
 
 
 class FixedEntropy:
@@ -21,14 +22,16 @@ class FixedEntropy:
         return drawn
 
 
-def context(**changes: object) -> RoundContext:
+ROUND: dict[str, Any] = {
+    "run": b"run 1",
+    "round": 7,
+    "attempt": 0,
+    "beacon": b"beacon output",
+    "participants_hash": bytes(range(32)),
+    "graph_hash": bytes(range(32, 64)),
+}
+
+
+def context(**changes: Any) -> Context:
     """A round, with some fields changed."""
-    fields: dict[str, object] = {
-        "run": b"run 1",
-        "round": 7,
-        "attempt": 0,
-        "beacon": b"beacon output",
-        "participants_hash": bytes(range(32)),
-        "graph_hash": bytes(range(32, 64)),
-    }
-    return RoundContext(**{**fields, **changes})  # type: ignore[arg-type]
+    return round_context(**{**ROUND, **changes})

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from niss.protocol.agreement import Agreed as Agreed
     from niss.protocol.agreement import agree as agree
     from niss.protocol.agreement import participants_hash as participants_hash
+    from niss.protocol.agreement import previous_of as previous_of
     from niss.protocol.agreement import terms_hash as terms_hash
     from niss.protocol.client import Client as Client
     from niss.protocol.client import Policy as Policy
@@ -65,12 +66,11 @@ if TYPE_CHECKING:
     from niss.protocol.messages import encode as encode
     from niss.protocol.messages import signed_part as signed_part
     from niss.protocol.schedule import Schedule as Schedule
-    from niss.protocol.schedule import previous_of as previous_of
     from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
 
 _NAMES = {
-    "agreement": "Agreed agree participants_hash terms_hash",
+    "agreement": "Agreed agree participants_hash previous_of terms_hash",
     "client": "Client Policy rounds_answered",
     "keyfile": "Coalition create_keyfile load_coalition load_identity",
     "keys": "LINKS_PER_ROUND PUBLIC_BYTES SIGNATURE_BYTES BeaconChain Identity PrekeyStore check_prekey "
@@ -78,7 +78,7 @@ _NAMES = {
     "messages": "MODES Beacon Message Participant Prekey Refusal Reveal RevealRequest RoundOpen Terms Upload "
     "WireLimits decode encode signed_part",
     "curve": "Entropy SecretBytes length_prefixed",
-    "schedule": "Schedule previous_of",
+    "schedule": "Schedule",
     "server": "Outcome Server",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

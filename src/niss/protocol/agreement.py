@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import astuple, dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -45,71 +45,53 @@ from niss.graph import ShareGraph
 from niss.graph.shares import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
 from niss.mechanism.rounding import round_randomly
-from niss.protocol.curve import Entropy, Secret, SecretBytes, is_uint64, length_prefixed, uint64
+from niss.protocol.curve import Entropy, Secret, SecretBytes, length_prefixed, uint64
 from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES
-from niss.protocol.messages import NARROWEST, WIDEST, Participant, RoundOpen, Terms
+from niss.protocol.messages import NARROWEST, WIDEST, Participant, PreviousRound, RoundOpen, Terms
 from niss.randomness import SecretStream, add_gaussians
 from niss.randomness.secret import LARGEST_DEVIATION
 
 IntArray = NDArray[np.int64]
 
-HASH_BYTES = 32
-LONGEST_FIELD = 255
-
 
 @dataclass(frozen=True, slots=True)
-class RoundContext:
-    """What one attempt at one round is, to the last detail that keys depend on. Nothing in it is secret.
+class Context:
+    """What keys and seeds are bound to: one attempt at a round, or what is carried from a round to the next.
 
-    run                 name of the run, 1 to 255 bytes
-    round, attempt      counted from 0, below 2^64
-    beacon              the beacon's value, 1 to 255 bytes
-    participants_hash   `participants_hash` of the list of participants
-    graph_hash          hash of the share graph and of the terms
-
-    A value that does not fit is a `LocalProtocolError`.
+    Made by `round_context` or `carried_context`. Two are equal only if they agree to the last field, in their order.
+    Nothing in it is secret.
     """
 
-    run: bytes
-    round: int
-    attempt: int
-    beacon: bytes
-    participants_hash: bytes
-    graph_hash: bytes
-
-    seed_tag: ClassVar = b"niss.seed.v1"
-    purpose: ClassVar = b"share"
-
-    def __post_init__(self) -> None:
-        for name in ("run", "beacon"):
-            value = getattr(self, name)
-            if not isinstance(value, bytes) or not 0 < len(value) <= LONGEST_FIELD:
-                raise LocalProtocolError(f"{name}: must be 1 to {LONGEST_FIELD} bytes")
-        for name in ("round", "attempt"):
-            if not is_uint64(getattr(self, name)):
-                raise LocalProtocolError(f"{name}: must be a whole number that fits into 64 bits")
-        for name in ("participants_hash", "graph_hash"):
-            value = getattr(self, name)
-            if not isinstance(value, bytes) or len(value) != HASH_BYTES:
-                raise LocalProtocolError(f"{name}: must be a hash of {HASH_BYTES} bytes")
-
-    def fields(self) -> tuple[bytes, ...]:
-        """All fields as bytes, in order."""
-        numbers = uint64(self.round), uint64(self.attempt)
-        return (self.run, *numbers, self.beacon, self.participants_hash, self.graph_hash)
-
-    def encode(self) -> bytes:
-        """All fields, unambiguously: two contexts encode alike only if they are equal."""
-        return length_prefixed(b"niss.round-context.v1", *self.fields())
+    tag: bytes
+    seed_tag: bytes
+    purpose: bytes
+    fields: tuple[bytes, ...]
 
     def digest(self) -> bytes:
-        """SHA-256 of the encoding: what messages name a round by."""
-        return hashlib.sha256(self.encode()).digest()
+        """SHA-256 of all fields, unambiguously encoded: what messages name a round by."""
+        return hashlib.sha256(length_prefixed(self.tag, *self.fields)).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedContext:
-    """What the seeds of all shares carried from one round to the next are bound to. Nothing in it is secret.
+def round_context(
+    *, run: bytes, round: int, attempt: int, beacon: bytes, participants_hash: bytes, graph_hash: bytes
+) -> Context:
+    """Of one attempt at one round.
+
+    run                 name of the run
+    round, attempt      counted from 0
+    beacon              the beacon's value
+    participants_hash   `participants_hash` of the list of participants
+    graph_hash          hash of the share graph and of the terms
+    """
+    numbers = uint64(round), uint64(attempt)
+    fields = (run, *numbers, beacon, participants_hash, graph_hash)
+    return Context(b"niss.round-context.v1", b"niss.seed.v1", b"share", fields)
+
+
+def carried_context(
+    *, run: bytes, plan: bytes, round: int, beacon: bytes, terms: bytes, senders: bytes, receivers: bytes
+) -> Context:
+    """Of all shares carried from round t to the next.
 
     run                 name of the run
     plan                hash of its schedule
@@ -117,29 +99,8 @@ class CarriedContext:
     beacon, terms       the beacon's value in round t, and the hash of that round's terms
     senders, receivers  hashes of both lists of participants
     """
-
-    run: bytes
-    plan: bytes
-    round: int
-    beacon: bytes
-    terms: bytes
-    senders: bytes
-    receivers: bytes
-
-    seed_tag: ClassVar = b"niss.carried-seed.v1"
-    purpose: ClassVar = b"carried"
-
-    def fields(self) -> tuple[bytes, ...]:
-        """All fields as bytes, in order, with both rounds."""
-        rounds = uint64(self.round), uint64(self.round + 1)
-        return (self.run, self.plan, *rounds, self.beacon, self.terms, self.senders, self.receivers)
-
-    def digest(self) -> bytes:
-        """SHA-256 of all fields."""
-        return hashlib.sha256(length_prefixed(b"niss.carried-context.v1", *self.fields())).digest()
-
-
-Context = RoundContext | CarriedContext
+    fields = (run, plan, uint64(round), uint64(round + 1), beacon, terms, senders, receivers)
+    return Context(b"niss.carried-context.v1", b"niss.carried-seed.v1", b"carried", fields)
 
 
 @dataclass(frozen=True)
@@ -154,7 +115,7 @@ class CarriedLink:
     senders: tuple[Participant, ...]
     receivers: tuple[Participant, ...]
     unit_variance: float
-    context: CarriedContext
+    context: Context
 
     def left(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> tuple[int, float]:
         """Shares of which only one end was uploaded, and the variance that they leave in each coordinate."""
@@ -208,7 +169,7 @@ class Agreed:
 
     opened: RoundOpen
     graph: ShareGraph
-    context: RoundContext
+    context: Context
     before: CarriedLink | None = None
     after: CarriedLink | None = None
 
@@ -340,9 +301,9 @@ def agree(opened: RoundOpen) -> Agreed:
         listed + agreed_terms,
     )
     _check_terms(terms, graph)
-    before, after = _links(opened, listed, agreed_terms)
+    before, after = _links(opened)
     carried = b"".join(link.context.digest() for link in (before, after) if link is not None)
-    context = RoundContext(
+    context = round_context(
         run=terms.run,
         round=terms.round,
         attempt=terms.attempt,
@@ -353,27 +314,41 @@ def agree(opened: RoundOpen) -> Agreed:
     return Agreed(opened, graph, context, before, after)
 
 
-def _links(
-    opened: RoundOpen, listed: bytes, agreed_terms: bytes
-) -> tuple[CarriedLink | None, CarriedLink | None]:
-    """What is carried to a round and from it, given the hashes of its participants and of its terms."""
-    carrying, cohorts, terms = opened.terms.carrying, opened.cohorts, opened.terms
-    if (carrying is None) != (cohorts is None):
+def previous_of(opened: RoundOpen) -> PreviousRound:
+    """What the next round's clients are shown of this one."""
+    return PreviousRound(opened.participants, terms_hash(opened.terms), opened.beacon)
+
+
+def _links(opened: RoundOpen) -> tuple[CarriedLink | None, CarriedLink | None]:
+    """What is carried to a round, and from it."""
+    terms, cohorts = opened.terms, opened.cohorts
+    if (terms.carrying is None) != (cohorts is None):
         raise RemoteProtocolError("a round says how noise is carried but not between whom, or the reverse")
-    if carrying is None or cohorts is None:
+    if cohorts is None:
         return None, None
-    run, variance, before, after = (terms.run, carrying.plan), carrying.unit_variance, None, None
-    if (previous := cohorts.previous) is not None:
+    before = after = None
+    if cohorts.previous is not None:
         if terms.round == 0:
             raise RemoteProtocolError("the first round has none before it")
-        told = previous.beacon.value, previous.terms, participants_hash(previous.participants), listed
-        context = CarriedContext(*run, terms.round - 1, *told)
-        before = CarriedLink(previous.participants, opened.participants, variance, context)
+        before = _link(terms, terms.round - 1, cohorts.previous, opened.participants)
     if cohorts.following:
-        told = opened.beacon.value, agreed_terms, listed, participants_hash(cohorts.following)
-        context = CarriedContext(*run, terms.round, *told)
-        after = CarriedLink(opened.participants, cohorts.following, variance, context)
+        after = _link(terms, terms.round, previous_of(opened), cohorts.following)
     return before, after
+
+
+def _link(terms: Terms, number: int, sent: PreviousRound, receivers: tuple[Participant, ...]) -> CarriedLink:
+    """What is carried from round `number` to those of the next, in a run with these terms."""
+    assert terms.carrying is not None
+    context = carried_context(
+        run=terms.run,
+        plan=terms.carrying.plan,
+        round=number,
+        beacon=sent.beacon.value,
+        terms=sent.terms,
+        senders=participants_hash(sent.participants),
+        receivers=participants_hash(receivers),
+    )
+    return CarriedLink(sent.participants, receivers, terms.carrying.unit_variance, context)
 
 
 def draw_graph(size: int, neighbours: float, beacon: bytes, commitment: bytes) -> ShareGraph:
@@ -525,7 +500,7 @@ def derive_seed(key: bytes, context: Context, sender: bytes, receiver: bytes) ->
         raise LocalProtocolError("sender and receiver are the same", hint="no client is its own neighbour")
     if len(key) != SEED_BYTES:
         raise LocalProtocolError(f"the key of an edge has {SEED_BYTES} bytes, as `edge_key` returns it")
-    info = length_prefixed(context.seed_tag, *context.fields(), sender, receiver, context.purpose)
+    info = length_prefixed(context.seed_tag, *context.fields, sender, receiver, context.purpose)
     return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(key))
 
 

@@ -16,16 +16,16 @@ with the same shares is free of them.
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from niss.checks import PLANNED
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
@@ -43,7 +43,7 @@ from niss.protocol.agreement import (
     survivors_hash,
 )
 from niss.protocol.committee import dropped_after, dropped_before, vote
-from niss.protocol.curve import Entropy, SecretBytes
+from niss.protocol.curve import Entropy, Secret, SecretBytes
 from niss.protocol.keys import Identity, PrekeyStore, check_prekey, link_of, verify, verify_beacon
 from niss.protocol.messages import (
     MODES,
@@ -95,7 +95,7 @@ def client_step(state: ClientStage, message: str) -> ClientStage:
     return following
 
 
-_LOST = "enrol with a new identity; an old one without its memory could answer a round twice"
+_STRICT = ConfigDict(extra="forbid", strict=True, ser_json_bytes="base64", val_json_bytes="base64")
 
 
 @dataclass
@@ -112,6 +112,8 @@ class CurrentRound:
     seat: int
     prekey: int
     verdict: bytes | None = None
+
+    __pydantic_config__ = _STRICT
 
 
 @dataclass
@@ -131,71 +133,49 @@ class Memory:
     current: CurrentRound | None = None
     carried: dict[str, list[int]] = field(default_factory=dict)
 
+    __pydantic_config__ = _STRICT
+
     def answered(self, run: bytes, number: int, attempt: int) -> bool:
         """Whether this attempt, or a later one, was answered before."""
         return (number, attempt) <= self.last.get(run.hex(), (-1, -1))
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it as JSON holds it; bytes as hex, the opened round as base64."""
-        current = None
-        if self.current is not None:
-            current = {
-                "opened": base64.b64encode(self.current.opened).decode(),
-                "seat": self.current.seat,
-                "prekey": self.current.prekey,
-                "verdict": None if self.current.verdict is None else self.current.verdict.hex(),
-            }
-        return {
-            "last": {run: list(when) for run, when in self.last.items()},
-            "beacon": self.beacon,
-            "state": self.state.value,
-            "current": current,
-        } | ({"carried": self.carried} if self.carried else {})
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Memory:
-        """What `to_json` gave; anything else is a `LocalProtocolError`."""
-        try:
-            current = None
-            if (stored := values["current"]) is not None:
-                current = CurrentRound(
-                    opened=base64.b64decode(stored["opened"], validate=True),
-                    seat=int(stored["seat"]),
-                    prekey=int(stored["prekey"]),
-                    verdict=None if stored["verdict"] is None else bytes.fromhex(stored["verdict"]),
-                )
-            return cls(
-                last={run: (int(when[0]), int(when[1])) for run, when in values["last"].items()},
-                beacon={anchor: int(index) for anchor, index in values["beacon"].items()},
-                state=ClientStage(values["state"]),
-                current=current,
-                carried={
-                    run: [int(number) for number in numbers]
-                    for run, numbers in values.get("carried", {}).items()
-                },
-            )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            raise LocalProtocolError(
-                f"this client's memory is damaged ({type(error).__name__})", hint=_LOST
-            ) from None
+@dataclass(repr=False)
+class _Kept(Secret):
+    """Memory and prekeys as one piece, to be kept or replaced together."""
+
+    memory: Memory
+    prekeys: bytes
+    version: Literal[1] = 1
+
+    __pydantic_config__ = _STRICT
+
+
+_KEPT = TypeAdapter(_Kept)
 
 
 def dump(memory: Memory, prekeys: bytes) -> SecretBytes:
-    """Memory and prekeys as one piece, to be kept or replaced together. Hidden: it holds private keys."""
-    whole = {"version": 1, "memory": memory.to_json(), "prekeys": base64.b64encode(prekeys).decode()}
-    return SecretBytes(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
+    """Both as JSON. Hidden: it holds private keys."""
+    return SecretBytes(_KEPT.dump_json(_Kept(memory, prekeys)))
 
 
 def restore(kept: bytes) -> tuple[Memory, SecretBytes]:
     """The memory and the prekeys' bytes of an earlier `dump`; anything else is a `LocalProtocolError`."""
     kept = SecretBytes(kept)
-    version, values, prekeys = _parts(kept)
-    if prekeys is None:
+    found = _read(kept)
+    if found is None:
         # Raised here, where no traceback finds the keys among the locals.
-        raise LocalProtocolError("this client's memory is damaged", hint=_LOST)
-    if version != 1:
-        raise LocalProtocolError("this client's memory was written by another version of niss")
-    return Memory.from_json(values), prekeys
+        raise LocalProtocolError(
+            "this client's memory is damaged, or was written by another version of niss",
+            hint="enrol with a new identity; an old one without its memory could answer a round twice",
+        )
+    return found.memory, SecretBytes(found.prekeys)
+
+
+def _read(kept: SecretBytes) -> _Kept | None:
+    with suppress(ValidationError):
+        return _KEPT.validate_json(bytes(kept))
+    return None
 
 
 def rounds_answered(kept: bytes | None, run: bytes) -> tuple[int, ...]:
@@ -207,15 +187,6 @@ def rounds_answered(kept: bytes | None, run: bytes) -> tuple[int, ...]:
         return ()
     kept = SecretBytes(kept)
     return tuple(restore(kept)[0].carried.get(run.hex(), ()))
-
-
-def _parts(kept: SecretBytes) -> tuple[Any, Any, SecretBytes | None]:
-    try:
-        whole = json.loads(kept)
-        keys = SecretBytes(base64.b64decode(whole["prekeys"], validate=True))
-        return whole["version"], whole["memory"], keys
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return None, None, None
 
 
 Answer = TypeVar("Answer", Upload, Reveal)

@@ -651,8 +651,8 @@ class RevealRequest:
     pieces    what this member needs of each survivor's pieces, in order of seats
     verdict   of the round before, whose dropped clients carried nothing to this one; None: nothing is asked about them
 
-    Where `context` is that of the shares carried on to the next round (`CarriedContext`), the member is asked once more
-    after that round: `verdict` is that round's, and the shares carried to its dropped clients are to come out.
+    Where `context` is that of the shares carried on to the next round (`carried_context`), the member is asked once
+    more after that round: `verdict` is that round's, and the shares carried to its dropped clients are to come out.
     """
 
     context: Hash

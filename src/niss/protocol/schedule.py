@@ -32,9 +32,9 @@ from typing import Any, get_type_hints
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism.grid import MAX_BITS
 from niss.mechanism.noise import Noise
-from niss.protocol.agreement import participants_hash, terms_hash
+from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import check_prekey, link_of, verify_beacon
-from niss.protocol.messages import CarryTerms, Participant, PreviousRound, RoundCohorts, RoundOpen, Terms
+from niss.protocol.messages import CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
 
 MOST_ROUNDS = 2_000
 """What a run costs is computed from a matrix of its rounds: longer ones are refused before that."""
@@ -216,11 +216,6 @@ def _exactly(kind: type[Any], values: object) -> Any:
         elif type(read[name]) is not hint:
             raise ConfigError(f"must be of type {hint.__name__}", field=name)
     return kind(**read)
-
-
-def previous_of(opened: RoundOpen) -> PreviousRound:
-    """What the next round's clients are shown of this one."""
-    return PreviousRound(opened.participants, terms_hash(opened.terms), opened.beacon)
 
 
 def check_cohorts(
