@@ -190,7 +190,8 @@ def niss(case: Case, vectors: Vectors, *, drops: int, mode: str) -> Measured:
     uploads = []
     for client, vector in zip(clients[: case.clients - drops], vectors, strict=False):
         with timed(measured.client, "upload"):
-            uploads.append(client.upload(opened, vector, os.urandom))
+            client.accept(opened, os.urandom)
+            uploads.append(client.answer(vector, os.urandom))
         # The assessment is called from within, and is a stage of its own.
         measured.client["upload"][-1] -= measured.client["assess"][-1]
         measured.upload_bytes.append(len(encode(uploads[-1])))

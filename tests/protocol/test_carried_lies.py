@@ -13,10 +13,10 @@ import pytest
 
 from niss.accounting import Promise
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import participants_hash
+from niss.protocol.agreement import participants_hash, previous_of
 from niss.protocol.keys import _prekey_statement, _signed_link
 from niss.protocol.messages import Participant, RoundCohorts, RoundOpen, Terms, decode, encode
-from niss.protocol.schedule import check_cohorts, previous_of
+from niss.protocol.schedule import check_cohorts
 from support.carried_run import NOISY, CarriedFederation, covered, schedule
 from support.protocol_round import resigned
 

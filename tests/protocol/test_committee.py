@@ -147,7 +147,9 @@ def test_pieces_of_another_owner_member_or_round_do_not_open() -> None:
     assert (
         committee.answer(agreed, other, private(federation, agreed, other), {OWNER: []}, {OWNER: part}) == ()
     )
-    elsewhere = replace(agreed, context=replace(agreed.context, attempt=agreed.context.attempt + 1))
+    elsewhere = replace(
+        agreed, context=replace(agreed.context, fields=(b"another", *agreed.context.fields[1:]))
+    )
     assert committee.answer(elsewhere, member, own, {OWNER: []}, {OWNER: part}) == ()
 
 

@@ -21,7 +21,7 @@ from niss.protocol import client as client_module
 from niss.protocol import committee
 from niss.protocol.agreement import agree
 from niss.protocol.client import Memory, dump, restore, rounds_answered
-from niss.protocol.keys import Identity
+from niss.protocol.keys import Identity, PrekeyStore
 from niss.protocol.messages import RevealRequest, RoundOpen, decode, encode
 from niss.protocol.server import Outcome, Server
 from support.carried_run import GRID, NOISY, RUN, CarriedFederation, covered, schedule
@@ -370,10 +370,10 @@ def test_the_keys_of_a_round_are_gone_when_it_is_over() -> None:
 
 def test_rounds_that_were_charged_are_remembered() -> None:
     memory, run = Memory(last={"aa": (3, 0)}), bytes.fromhex("aa")
-    assert rounds_answered(None, run) == rounds_answered(dump(memory, b"prekeys"), run) == ()
+    assert rounds_answered(None, run) == rounds_answered(dump(memory, PrekeyStore()), run) == ()
     memory.carried["aa"] = [1, 4]
-    kept = dump(memory, b"prekeys")
-    assert restore(kept) == (memory, b"prekeys")
+    kept = dump(memory, PrekeyStore())
+    assert restore(kept)[0] == memory
     assert rounds_answered(kept, run) == (1, 4)
     with pytest.raises(LocalProtocolError, match="damaged"):
         restore(bytes(kept).replace(b"[1,4]", b'["x"]'))

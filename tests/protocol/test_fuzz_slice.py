@@ -90,7 +90,7 @@ def test_the_fuzzer_notices_a_crash_and_a_round_that_cannot_end(monkeypatch: pyt
     monkeypatch.setattr(Server, "finish", lambda _self: 1 // 0)
     assert "ZeroDivisionError" in world.feed(upload)
     monkeypatch.setattr(Client, "reveal", lambda _self, _request: 1 // 0)
-    monkeypatch.setattr(Client, "upload", lambda *_: 1 // 0)
+    monkeypatch.setattr(Client, "accept", lambda *_: 1 // 0)
     rng = random.Random(2)
     with pytest.raises(ZeroDivisionError):
         deque((signed_lie(world, rng) for _ in range(200)), maxlen=0)

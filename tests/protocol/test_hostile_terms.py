@@ -57,6 +57,8 @@ def answered(federation: Federation, opened: RoundOpen) -> float | None:
     """What the first client charged for its upload; None where it refused, which then left no trace."""
     seat, client = federation.seats[0], federation.clients[0]
     update = np.ones(max(1, min(opened.terms.coordinates, COORDINATES)))
+    if update.size != opened.terms.coordinates:
+        return None  # A node has compared it with its model before.
     try:
         client.upload(opened, update, federation.entropy)
     except NissError:

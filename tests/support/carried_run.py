@@ -13,12 +13,12 @@ from niss.accounting import CommittedAccount
 from niss.errors import RemoteProtocolError
 from niss.mechanism.noise import Noise
 from niss.protocol.agreement import EdgeKeys, agree, commitment_of, previous_of
-from niss.protocol.client import Client, rounds_answered
+from niss.protocol.client import rounds_answered
 from niss.protocol.keys import _signed_link, link_of
 from niss.protocol.messages import Beacon, Participant, RoundOpen, Upload, decode
 from niss.protocol.schedule import Schedule
 from niss.protocol.server import Outcome
-from support.protocol_round import Federation, carried, resigned
+from support.protocol_round import Federation, Uploader, carried, resigned
 
 RUN, GRID, COORDINATES = b"run", 20, 8
 # Fresh noise of 2^18 grid steps, so that something is promised.
@@ -85,7 +85,7 @@ class CarriedFederation(Federation):
         self.sums: dict[int, np.ndarray] = {}
         self.seen = Seen(committed)
 
-    def restart(self, one: int) -> Client:
+    def restart(self, one: int) -> Uploader:
         """Start a client from its memory, with an account that knows of it what the memory does."""
         seat = self.seats[one]
         account = CommittedAccount(
@@ -143,7 +143,7 @@ class CarriedFederation(Federation):
         if steps is None:
             steps = np.zeros(self.schedule.coordinates, dtype=np.int64)
         client = self.seats[one].client
-        privates = dict(client._prekeys._privates)
+        privates = dict(client._prekeys.privates)
         upload = client.upload(opened, steps * self.schedule.participants * 2.0**-GRID, self.entropy)
         self.seen.take(client.public, opened, privates, upload)
         self.prekeys[one] += list(upload.fresh_prekeys)

@@ -12,9 +12,19 @@ import numpy as np
 from niss.mechanism import clip_l2
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
-from niss.protocol.curve import SecretBytes
+from niss.protocol.curve import Entropy, SecretBytes
 from niss.protocol.keys import BeaconChain, Identity, _signed_link, link_of
-from niss.protocol.messages import Beacon, Participant, Prekey, RoundOpen, Terms, decode, encode, signed_part
+from niss.protocol.messages import (
+    Beacon,
+    Participant,
+    Prekey,
+    RoundOpen,
+    Terms,
+    Upload,
+    decode,
+    encode,
+    signed_part,
+)
 from niss.protocol.server import Outcome, Server
 
 
@@ -35,6 +45,15 @@ def carried(message: Any) -> Any:
     return decode(encode(message))
 
 
+class Uploader(Client):
+    """A client that has its update at hand when it is asked."""
+
+    def upload(self, opened: RoundOpen, update: np.ndarray, entropy: Entropy) -> Upload:
+        """Accept the round, and answer it at once."""
+        self.accept(opened, entropy)
+        return self.answer(update, entropy)
+
+
 @dataclass
 class Seat:
     """One client with its identity, its durable storage and what it was charged; `privates` of all prekeys it made."""
@@ -45,12 +64,12 @@ class Seat:
     charges: list[tuple[int, int, float]] = field(default_factory=list)
     assess: Callable[[Agreed, int], float] = lambda _agreed, _colluders: 0.5
     book: Callable[[Agreed, float], None] = lambda _agreed, _mu: None
-    client: Client = field(init=False)
+    client: Uploader = field(init=False)
     privates: dict[int, SecretBytes] = field(default_factory=dict)
 
-    def start(self, kept: bytes | None = None) -> Client:
+    def start(self, kept: bytes | None = None) -> Uploader:
         """Start, or restart from what was kept; a crash loses everything else."""
-        self.client = Client(
+        self.client = Uploader(
             self.identity,
             self.policy,
             assess=self.assess,
@@ -60,12 +79,12 @@ class Seat:
         )
         return self.client
 
-    def restart(self) -> Client:
+    def restart(self) -> Uploader:
         return self.start(self.kept[-1])
 
     def _persist(self, kept: bytes) -> None:
         self.kept.append(kept)
-        self.privates |= self.client._prekeys._privates
+        self.privates |= self.client._prekeys.privates
 
     def _charge(self, agreed: Agreed, mu: float) -> None:
         self.book(agreed, mu)
@@ -97,7 +116,7 @@ class Federation:
             self.prekeys.append(list(seat.start().enrol(prekeys, self.entropy)))
 
     @property
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[Uploader]:
         return [seat.client for seat in self.seats]
 
     def terms(self, **changes: Any) -> Terms:

@@ -117,7 +117,8 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
             assert line.participants(RUN, round_number, 0) == seated
             around = line.neighbours(RUN, round_number, 0)
             assert {other.identity for other in around.values()} == {c.public for c in clients} - {one.public}
-            upload = one.upload(opened, update, entropy)
+            one.accept(opened, entropy)
+            upload = one.answer(update, entropy)
             server.take_upload(upload)
             one.close_round()
             assert asking.deposit(one.public, upload.fresh_prekeys).accepted == 1

@@ -17,7 +17,7 @@ with the same shares is free of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -145,7 +145,8 @@ class _Kept(Secret):
     """Memory and prekeys as one piece, to be kept or replaced together."""
 
     memory: Memory
-    prekeys: bytes
+    next_prekey: int
+    prekeys: Mapping[int, bytes]
     version: Literal[1] = 1
 
     __pydantic_config__ = _STRICT
@@ -154,13 +155,13 @@ class _Kept(Secret):
 _KEPT = TypeAdapter(_Kept)
 
 
-def dump(memory: Memory, prekeys: bytes) -> SecretBytes:
+def dump(memory: Memory, prekeys: PrekeyStore) -> SecretBytes:
     """Both as JSON. Hidden: it holds private keys."""
-    return SecretBytes(_KEPT.dump_json(_Kept(memory, prekeys)))
+    return SecretBytes(_KEPT.dump_json(_Kept(memory, prekeys.next_number, prekeys.privates)))
 
 
-def restore(kept: bytes) -> tuple[Memory, SecretBytes]:
-    """The memory and the prekeys' bytes of an earlier `dump`; anything else is a `LocalProtocolError`."""
+def restore(kept: bytes) -> tuple[Memory, PrekeyStore]:
+    """The memory and the prekeys of an earlier `dump`; anything else is a `LocalProtocolError`."""
     kept = SecretBytes(kept)
     found = _read(kept)
     if found is None:
@@ -169,7 +170,7 @@ def restore(kept: bytes) -> tuple[Memory, SecretBytes]:
             "this client's memory is damaged, or was written by another version of niss",
             hint="enrol with a new identity; an old one without its memory could answer a round twice",
         )
-    return found.memory, SecretBytes(found.prekeys)
+    return found.memory, PrekeyStore(found.next_prekey, found.prekeys)
 
 
 def _read(kept: SecretBytes) -> _Kept | None:
@@ -233,14 +234,6 @@ class Policy:
     schedule: Schedule | None = None
 
 
-@dataclass(frozen=True)
-class _Accepted:
-    """A round that was charged and is still to be answered: its edge keys, and the prekey for a later one."""
-
-    keys: EdgeKeys
-    fresh: tuple[Prekey, ...]
-
-
 class Client:
     """One client of a run, over all its rounds.
 
@@ -265,11 +258,11 @@ class Client:
         self._identity, self.policy = identity, policy
         self._assess, self._charge, self._persist = assess, charge, persist
         self._memory, self._prekeys = Memory(), PrekeyStore()
-        self._accepted: _Accepted | None = None
+        # Edge keys of a round that is charged and still to be answered, and the prekey for a later one.
+        self._accepted: tuple[EdgeKeys, tuple[Prekey, ...]] | None = None
         if kept is not None:
             kept = SecretBytes(kept)  # Not left for a traceback to show.
-            self._memory, stored = restore(kept)
-            self._prekeys = PrekeyStore.from_bytes(stored)
+            self._memory, self._prekeys = restore(kept)
 
     @property
     def public(self) -> bytes:
@@ -291,87 +284,70 @@ class Client:
         self._remember()
         return fresh
 
-    def upload(self, opened: RoundOpen, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
-        """Answer a round: check everything, charge its worst case, then hide the update and send it.
+    def accept(self, opened: RoundOpen, entropy: Entropy) -> None:
+        """Check a round, and charge its worst case; `answer` then hides an update and sends it.
 
         opened      what the server sent; nothing in it is believed
-        update      x_k, one number a coordinate; clipped here
-        entropy     gives the coins of rounding, the residual noise, the self-mask and a fresh prekey
+        entropy     gives a fresh prekey
 
         In this order, so that a refusal costs nothing and a crash never lets a context be answered twice:
 
         1. check the round against policy and memory, and that its sum fits the grid;
-        2. clip and round the update; ask `assess` what the round costs at worst, and refuse if that is too much;
+        2. ask `assess` what it costs at worst, and refuse if that is too much;
         3. agree with every neighbour, which refuses a degenerate prekey;
         4. persist that this attempt is answered, with the last round's prekey erased and a fresh one made;
         5. charge, and persist that it was charged where later charges depend on it; from 4 on the attempt is used up,
-           even if this fails;
-        6. add shares, residual noise and, in mode `repair`, the self-mask; sign.
+           even if this fails.
 
-        Where the update depends on what the server sent beside the round, `accept` and `answer` do the same in two
-        steps, so that nothing is computed for a round that is not checked and charged.
-        """
-        agreed, seat = self._check_round(opened)
-        steps = self._rounded(agreed, update, entropy)
-        return self._hidden(self._charged(opened, agreed, seat, entropy), steps, entropy)
-
-    def accept(self, opened: RoundOpen, entropy: Entropy) -> None:
-        """The first step of `upload`, all that needs no update: check, persist and charge; `answer` is the second.
-
-        From here on the attempt is used up. A crash before `answer` costs the round and leaves it unanswered: what
-        `answer` needs is in this process alone.
+        A crash before `answer` costs the round and leaves it unanswered: what that needs is in this process alone.
         """
         self._accepted = None
-        self._accepted = self._charged(opened, *self._check_round(opened), entropy)
-
-    def answer(self, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
-        """The upload of the round that was accepted last, once."""
-        if self._accepted is None:
-            raise LocalProtocolError("no round has been accepted that is still to be answered")
-        steps = self._rounded(self._accepted.keys.agreed, update, entropy)
-        accepted, self._accepted = self._accepted, None
-        return self._hidden(accepted, steps, entropy)
-
-    def _charged(self, opened: RoundOpen, agreed: Agreed, seat: int, entropy: Entropy) -> _Accepted:
-        """Assess a round that was checked, remember it as answered, and charge it."""
-        terms = agreed.terms
+        agreed, seat = self._check_round(opened)
+        terms, memory = agreed.terms, self._memory
         mu = self._assess(agreed, self.policy.colluders)
         if not mu <= self.policy.mu:
             raise RemoteProtocolError(
                 f"these terms would cost mu = {mu:.4g} in the worst case, more than this client's {self.policy.mu:.4g}",
                 hint="more residual noise, more participants, or a larger allowance of this client",
             )
-        following = client_step(self._memory.state, "RoundOpen")
+        following = client_step(memory.state, "RoundOpen")
         own = agreed.participants[seat].prekey.number
         keys = EdgeKeys(agreed, seat, self._prekeys.private(own))
         keys.agree_with_all()
-        self._memory.last[terms.run.hex()] = (terms.round, terms.attempt)
-        self._memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
+        memory.last[terms.run.hex()] = (terms.round, terms.attempt)
+        memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
         self._forget_prekey()
         if terms.carrying is not None:
             # Prekeys are used up in turn: older ones were announced for rounds that this client missed.
             self._prekeys.erase_before(own)
-        self._memory.state = following
-        self._memory.current = CurrentRound(encode(opened), seat, own)
+        memory.state, memory.current = following, CurrentRound(encode(opened), seat, own)
         fresh = self._prekeys.batch(1, self._identity, entropy)
         self._remember()
         self._charge(agreed, mu)
         if terms.carrying is not None:
             # What the next round costs depends on those that were paid for: on no upload that cannot have left.
-            self._memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
+            memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
             self._remember()
-        return _Accepted(keys, fresh)
+        self._accepted = keys, fresh
 
-    def _hidden(self, accepted: _Accepted, steps: Steps, entropy: Entropy) -> Upload:
-        """The upload of a round that was charged: shares, residual noise and, in mode `repair`, the self-mask."""
-        keys, agreed = accepted.keys, accepted.keys.agreed
+    def answer(self, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
+        """The upload of the round that was accepted last, once: rounded, with shares, residual noise, self-mask.
+
+        update      x_k, one number a coordinate; clipped here
+        entropy     gives the coins of rounding, the residual noise and, in mode `repair`, the self-mask
+        """
+        if self._accepted is None:
+            raise LocalProtocolError("no round has been accepted that is still to be answered")
+        keys, fresh = self._accepted
+        agreed = keys.agreed
+        steps = self._rounded(agreed, update, entropy)
+        self._accepted = None
         commitment, pieces, mask = b"", b"", None
         if agreed.terms.mode == "repair":
             mask, pieces = committee.deal(keys, entropy)
             commitment = committee.commit_mask(agreed, keys.seat, mask)
         vector = pack(masked_upload(keys, steps, mask, entropy), agreed.terms.modulus_bits)
-        message = Upload(agreed.digest, keys.seat, vector, accepted.fresh, commitment, pieces)
-        return self._signed("upload", message)
+        return self._signed("upload", Upload(agreed.digest, keys.seat, vector, fresh, commitment, pieces))
 
     def _rounded(self, agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
         """The update, clipped and rounded to the round's grid; nothing in a round that takes no updates."""
@@ -591,7 +567,7 @@ class Client:
 
     def _remember(self) -> None:
         """Hand memory and prekeys to the driver, who has them on durable storage when this returns."""
-        self._persist(dump(self._memory, self._prekeys.to_bytes()))
+        self._persist(dump(self._memory, self._prekeys))
 
     def _signed(self, purpose: str, message: Answer) -> Answer:
         return replace(message, signature=self._identity.sign(purpose, signed_part(message)))

@@ -207,12 +207,6 @@ def lift(public: bytes) -> bytes:
     return ((u - 1) * pow(u + 1, -1, FIELD) % FIELD).to_bytes(POINT_BYTES, "little")
 
 
-def u_coordinate(point: bytes) -> SecretBytes:
-    """`(1 + y) / (1 - y)`: what X25519 would have given."""
-    y = int.from_bytes(point, "little") & (2**255 - 1)
-    return SecretBytes(((1 + y) * pow(1 - y, -1, FIELD) % FIELD).to_bytes(POINT_BYTES, "little"))
-
-
 def hash_to_point(*fields: bytes) -> bytes:
     """A point of prime order whose logarithm nobody knows (Elligator 2 of a hash of the fields)."""
     uniform = hashlib.sha512(length_prefixed(*fields)).digest()[:POINT_BYTES]

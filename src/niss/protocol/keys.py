@@ -76,8 +76,6 @@ _FINGERPRINT_TAG = b"niss.fingerprint.v1"
 _PREKEY_PURPOSE = "prekey with possession"
 _POSSESSION_TAG = b"niss.possession.v1"
 _NONCE_TAG = b"niss.possession-nonce.v1"
-_STORE_TAG = b"niss-prekeys/1\n"
-_ENTRY_BYTES = 8 + SECRET_BYTES
 
 _FIELD = 2**255 - 19
 # The y of the points of order 1, 2, 4 and 8. Under such a key, signatures can be made for any message
@@ -190,19 +188,6 @@ def check_public(public: bytes) -> None:
         )
 
 
-def check_agreeable(public: bytes) -> None:
-    """Refuses the public half of a prekey with which no secret can be agreed on: a point of small order, however spelt.
-
-    Whoever sits beside such a key could not hide an update behind it and would have to decline the round; so it is
-    refused wherever prekeys are taken in.
-    """
-    if public in DEGENERATE:
-        raise RemoteProtocolError(
-            "this prekey is a degenerate key, with which no secret can be agreed on",
-            hint="its owner must make another",
-        )
-
-
 def fingerprint(public: bytes) -> str:
     """128 bits of a hash of a public key, in groups, for people to compare."""
     digest = hashlib.sha256(length_prefixed(_FINGERPRINT_TAG, public)).hexdigest()[:32]
@@ -217,7 +202,12 @@ def _signed_bytes(purpose: str, message: bytes) -> bytes:
 def check_prekey(prekey: Prekey, identity: bytes) -> None:
     """Refuse (`RemoteProtocolError`) a prekey that this identity did not make, does not know, or that is degenerate."""
     _check_sizes(prekey)
-    check_agreeable(prekey.public)
+    if prekey.public in DEGENERATE:
+        # Whoever sits beside such a key could not hide an update behind it, and would have to decline the round.
+        raise RemoteProtocolError(
+            "this prekey is a degenerate key, with which no secret can be agreed on",
+            hint="its owner must make another",
+        )
     check_public(identity)
     weight = curve.to_scalar(_possession_weight(identity, prekey.public))
     joint = curve.total((identity, curve.times(weight, curve.lift(prekey.public))))
@@ -255,16 +245,24 @@ def decode_prekey(encoded: bytes) -> Prekey:
 
 
 class PrekeyStore(Secret):
-    """The private halves of a client's prekeys, in memory; `to_bytes` is what a client's memory keeps.
+    """The private halves of a client's prekeys; a client's memory keeps them.
 
-    `number in store` says whether that prekey can still be used, `len(store)` how many can.
+    next_number   of the next prekey to be made; all earlier ones are below it
+    privates      by number, ascending, of those that can still be used
+
+    `number in store` says whether that prekey can still be used, `len(store)` how many can. What cannot have been kept
+    of a store is a `LocalProtocolError`.
     """
 
-    __slots__ = ("_next", "_privates")
+    __slots__ = ("next_number", "privates")
 
-    def __init__(self) -> None:
-        self._next = 0
-        self._privates: dict[int, SecretBytes] = {}
+    def __init__(self, next_number: int = 0, privates: Mapping[int, bytes] = MappingProxyType({})) -> None:
+        kept = {number: SecretBytes(privates[number]) for number in sorted(privates)}
+        del privates  # Not left for a traceback to show.
+        self.next_number, self.privates = next_number, kept
+        for number, private in self.privates.items():
+            if len(private) != SECRET_BYTES or not 0 <= number < next_number:
+                raise LocalProtocolError("the stored prekeys are damaged", hint="enrol with a new identity")
 
     def batch(self, count: int, identity: Identity, entropy: Entropy) -> tuple[Prekey, ...]:
         """`count` new prekeys (1 to 2^16), signed by `identity`, to be published; 32 bytes of entropy each.
@@ -273,90 +271,48 @@ class PrekeyStore(Secret):
         """
         if not is_uint64(count) or not 1 <= count <= LARGEST_BATCH:
             raise LocalProtocolError(f"a batch has 1 to {LARGEST_BATCH} prekeys, not {count!r}")
-        if self._next + count > LARGEST_UINT64:
+        if self.next_number + count > LARGEST_UINT64:
             raise LocalProtocolError("this store has used up its numbers", hint="make a new identity")
         drawn = draw(entropy, SECRET_BYTES * count)
-        privates: dict[int, SecretBytes] = {}
-        signed = []
-        for position in range(count):
-            number = self._next + position
-            private = drawn[SECRET_BYTES * position : SECRET_BYTES * (position + 1)]
-            privates[number] = private
-            signed.append(identity.sign_prekey(number, private))
-        self._privates |= privates
-        self._next += count
-        return tuple(signed)
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next prekey to be made; all earlier ones are below it."""
-        return self._next
+        privates = {
+            self.next_number + place: drawn[SECRET_BYTES * place : SECRET_BYTES * (place + 1)]
+            for place in range(count)
+        }
+        signed = tuple(identity.sign_prekey(number, private) for number, private in privates.items())
+        self.privates |= privates
+        self.next_number += count
+        return signed
 
     def private(self, id: int) -> SecretBytes:
         """The private half; one erased or never made is a `LocalProtocolError`."""
-        if id not in self._privates:
+        if id not in self.privates:
             raise LocalProtocolError(
                 f"prekey {id!r} is erased or was never made here",
                 hint="a prekey serves one round; name a fresh one",
             )
-        return self._privates[id]
+        return self.privates[id]
 
     def erase(self, id: int) -> None:
         """Forget a prekey for good. Save the store afterwards: until then its file still has it."""
         self.private(id)
-        del self._privates[id]
+        del self.privates[id]
 
     def keep_newest(self, most: int, *, besides: int | None = None) -> None:
         """Forget the oldest beyond `most`, but not the one with the number `besides`."""
         excess = len(self) - most
-        for number in [one for one in self._privates if one != besides][: max(0, excess)]:
+        for number in [one for one in self.privates if one != besides][: max(0, excess)]:
             self.erase(number)
 
     def erase_before(self, number: int) -> None:
         """Forget all prekeys made before the one with that number."""
-        for older in [one for one in self._privates if one < number]:
+        for older in [one for one in self.privates if one < number]:
             self.erase(older)
 
-    @property
-    def fingerprints(self) -> Mapping[int, str]:
-        """The fingerprint of each public half that is still here, by number."""
-        return MappingProxyType(
-            {number: fingerprint(x25519_public(key)) for number, key in self._privates.items()}
-        )
-
     def __len__(self) -> int:
-        return len(self._privates)
+        return len(self.privates)
 
     def __contains__(self, id: object) -> bool:
-        return id in self._privates
-
-    def to_bytes(self) -> SecretBytes:
-        """Everything needed to go on, and nothing of an erased key.
-
-        A tag, the next number (8 bytes, big-endian), then number and private key (8 + 32 bytes) in rising order.
-        """
-        entries = (part for number, key in self._privates.items() for part in (uint64(number), key))
-        return SecretBytes(b"".join((_STORE_TAG, uint64(self._next), *entries)))
-
-    @classmethod
-    def from_bytes(cls, stored: bytes) -> PrekeyStore:
-        """The store that `to_bytes` gave; anything else is a `LocalProtocolError`."""
-        stored = SecretBytes(stored)
-        start = len(_STORE_TAG) + 8
-        if stored[: len(_STORE_TAG)] != _STORE_TAG or len(stored) < start:
-            raise LocalProtocolError("these prekeys were not written by this version of niss")
-        store = cls()
-        store._next = int.from_bytes(stored[start - 8 : start], "big")
-        entries = stored[start:]
-        before = -1
-        for place in range(0, len(entries), _ENTRY_BYTES):
-            number = int.from_bytes(entries[place : place + 8], "big")
-            private = entries[place + 8 : place + _ENTRY_BYTES]
-            if len(private) != SECRET_BYTES or not before < number < store._next:
-                raise LocalProtocolError("the stored prekeys are damaged", hint="enrol with a new identity")
-            store._privates[number] = private
-            before = number
-        return store
+        return id in self.privates
 
 
 def x25519_public(private: SecretBytes) -> bytes:
