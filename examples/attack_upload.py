@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from niss import Plan
-from niss.attacks import estimate_alone, estimate_jointly, recovered_fraction, relative_error, simulate_round
+from niss.attacks.estimates import estimate_alone, estimate_jointly
+from niss.attacks.rounds import recovered_fraction, relative_error, simulate_round
 from niss.randomness import SimStream
 
 CLIENTS, PARAMETERS, VICTIM = 20, 5000, 0
@@ -24,9 +25,7 @@ def main() -> None:
     )
     print(f"{'case':28}{'error / update':>16}{'predicted':>12}{'recovered':>12}")
     for name, plan, attack in cases:
-        simulated = simulate_round(
-            updates, np.zeros(PARAMETERS), plan, stream=SimStream(1), knows_updates_of=others
-        )
+        simulated = simulate_round(updates, plan, stream=SimStream(1), knows_updates_of=others)
         guess, truth = attack(simulated.observation, VICTIM), simulated.updates[VICTIM]
         predicted = np.sqrt(np.sum(guess.variance) / np.sum(truth**2))
         error, part = relative_error(guess.update, truth), recovered_fraction(guess.update, truth)

@@ -33,7 +33,7 @@ from experiments.reproduce.runner import Watch
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup
 from niss.attacks.estimates import estimate_alone, estimate_jointly
 from niss.attacks.federation import VICTIM, AttackedFederation, load_pictures, make_federation
-from niss.attacks.inversion import DlgSettings, Inversion, deep_leakage
+from niss.attacks.inversion import DeepLeakage, Inversion
 from niss.attacks.invert import Case
 from niss.attacks.pictures import Pictures, blind_guess, score_pictures
 from niss.attacks.rounds import RoundSetting, make_setting
@@ -89,9 +89,9 @@ def run_picture(
     the starts of the search, so levels of one seed are paired.
     """
     place, victim = torch.device(choose_device(device, field="--device")), load_victim(image)
-    settings = DlgSettings(iterations=iterations, restarts=restarts, frames=design.FRAMES)
+    search = DeepLeakage(iterations=iterations, restarts=restarts, frames=design.FRAMES)
     path = result_path(out, design.FIGURE_4, design.picture_name(image))
-    base = picture_base(image, victim, settings)
+    base = picture_base(image, victim, search)
     leaks = read_result(path) or Leaks(design.FIGURE_4, design.picture_name(image), base)
     require_same_base(leaks, base, path)
     done = {cell.id for cell in leaks.cells}
@@ -114,7 +114,7 @@ def run_picture(
         case = Case(level.name, simulated, estimate(simulated.observation, VICTIM).update)
         found = case.invert(
             federations[key],
-            partial(deep_leakage, settings=settings),
+            search,
             stream=stream.child("dlg"),
             device=place,
             progress=progress and partial(progress, name),
@@ -126,7 +126,7 @@ def run_picture(
     return leaks
 
 
-def picture_base(image: str, victim: Pictures, settings: DlgSettings) -> dict[str, Any]:
+def picture_base(image: str, victim: Pictures, search: DeepLeakage) -> dict[str, Any]:
     """What all attacks on a picture have in common."""
     return {
         "image": image,
@@ -134,7 +134,7 @@ def picture_base(image: str, victim: Pictures, settings: DlgSettings) -> dict[st
         "grey_psnr": blind_guess(victim.pixels),
         "model": "lenet",
         "clients": design.CLIENTS,
-        **{name: value for name, value in asdict(settings).items() if name != "frames"},
+        **{name: value for name, value in asdict(search).items() if name != "frames"},
     }
 
 

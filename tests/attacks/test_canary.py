@@ -53,7 +53,7 @@ def test_the_bound_lies_below_the_joint_claim() -> None:
     plan = round_of(PLAN)
     bound = epsilon_bound(audit(PLAN), PLAN.delta, 1 - 1e-6)
     claimed = gdp_epsilon(float(plan.joint_mu[0]), PLAN.delta)
-    assert 0.3 < bound.epsilon < claimed
+    assert 0.3 < bound.proved < claimed
     assert bound.counted == 10_000
     assert bound.true_positive > bound.false_positive
 
@@ -64,14 +64,14 @@ def test_at_tau_0_the_bound_lies_above_the_papers_marginal_claim() -> None:
     bound = epsilon_bound(audit(plan, rounds=4_000), plan.delta, 1 - 1e-6)
     marginal = gdp_epsilon(float(round_of(plan).marginal_mu[0]), plan.delta)
     assert (bound.true_positive, bound.false_positive) == (1.0, 0.0)
-    assert bound.epsilon > 1.5 * marginal
+    assert bound.proved > 1.5 * marginal
     assert round_of(plan).joint_mu[0] == np.inf
 
 
 def test_the_bound_catches_a_claim_that_is_too_good() -> None:
     """Rounds that really spend epsilon = 12 are not passed off as 3. Enough rounds to prove more than 3."""
     lax = replace(PLAN, epsilon=12.0)
-    assert epsilon_bound(audit(lax), PLAN.delta, 0.95).epsilon > 3.0
+    assert epsilon_bound(audit(lax), PLAN.delta, 0.95).proved > 3.0
 
 
 def test_a_threshold_is_not_counted_on_the_rounds_that_chose_it() -> None:
@@ -79,8 +79,8 @@ def test_a_threshold_is_not_counted_on_the_rounds_that_chose_it() -> None:
     noise = np.random.default_rng(4).normal(size=2_000)
     without, present = noise.copy(), noise.copy()
     present[::2] += 100.0
-    assert epsilon_bound(CanaryScores(without, present), 1e-5, 0.95).epsilon == 0.0
-    assert epsilon_bound(CanaryScores(without, noise + 100.0), 1e-5, 0.95).epsilon > 5.0
+    assert epsilon_bound(CanaryScores(without, present), 1e-5, 0.95).proved == 0.0
+    assert epsilon_bound(CanaryScores(without, noise + 100.0), 1e-5, 0.95).proved > 5.0
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_the_bound_never_exceeds_the_truth_of_ideal_scores(mu: float, delta: flo
     truth = gdp_epsilon(mu, delta) if mu else 0.0
     for _ in range(40):
         scores = CanaryScores(generator.normal(size=rounds), mu + generator.normal(size=rounds))
-        proved.append(epsilon_bound(scores, delta, 0.95).epsilon)
+        proved.append(epsilon_bound(scores, delta, 0.95).proved)
     assert sum(epsilon > truth for epsilon in proved) <= 8
     assert float(np.median(proved)) >= 0.6 * truth

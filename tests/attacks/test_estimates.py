@@ -31,14 +31,13 @@ CLIENTS, COORDINATES = 12, 8000
 PLAN = Plan(neighbours=4.0)
 GENERATOR = np.random.default_rng(3)
 UPDATES = GENERATOR.normal(size=(CLIENTS, COORDINATES)) / np.sqrt(COORDINATES)
-WEIGHTS = np.zeros(COORDINATES)
 OTHERS = range(1, CLIENTS)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "attack_upload.py"
 
 
 def stage(plan: Plan, colluders: tuple[int, ...] = (), seed: int = 5, **known: object) -> SimulatedRound:
     told: dict[str, object] = {"knows_updates_of": OTHERS, **known}
-    return simulate_round(UPDATES, WEIGHTS, plan, stream=SimStream(seed), colluders=colluders, **told)  # type: ignore[arg-type]
+    return simulate_round(UPDATES, plan, stream=SimStream(seed), colluders=colluders, **told)  # type: ignore[arg-type]
 
 
 def neighbours_of_victim(plan: Plan, seed: int = 5) -> list[int]:
@@ -180,7 +179,7 @@ def test_an_observation_holds_no_drawn_factors_and_no_strangers_shares() -> None
     with pytest.raises(ConfigError, match="secret"):
         replace(seen, plan=staged.plan)
     with pytest.raises(ConfigError, match="no colluder"):
-        replace(seen, known_shares={(0, 1): WEIGHTS})
+        replace(seen, known_shares={(0, 1): np.zeros(COORDINATES)})
 
 
 def test_what_colluders_know_is_what_was_drawn() -> None:

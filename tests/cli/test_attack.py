@@ -152,6 +152,7 @@ def test_audit(tmp_path: Path) -> None:
         ("dlg --plan best", "--plan"),
         ("dlg --image no-such.png", "--image"),
         ("dlg --iterations 0", "--iterations"),
+        ("invert --restarts 0", "--restarts"),
         ("dlg --device tpu", "--device"),
         ("dlg --clients 2", "--clients"),
         ("dlg --epsilon -1", "epsilon"),
@@ -161,6 +162,7 @@ def test_audit(tmp_path: Path) -> None:
         ("invert --steps 0", "--steps"),
         ("invert --batch 0", "--batch"),
         ("invert --tv -1", "--tv"),
+        ("invert --tv inf", "--tv"),
         ("joint --delta 2", "delta"),
         ("collude --rho 0,x", "--rho"),
         ("collude --rho 1.5", "--rho"),
@@ -209,7 +211,7 @@ def test_the_table_says_what_was_found(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = inversion.deep_leakage, []
+    real, calls = inversion.Search.invert, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -217,7 +219,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    monkeypatch.setattr(inversion, "deep_leakage", interrupted)
+    monkeypatch.setattr(inversion.Search, "invert", interrupted)
     result = niss_attack(
         *("dlg", "--clients", "4", "--iterations", "5", "--restarts", "1", "--out", str(tmp_path / "out"))
     )

@@ -66,7 +66,7 @@ def test_a_picture_from_scratch(places, monkeypatch):
     assert "| NISS as printed, all uploads | 0.00434 |" in figure_4_table(places["out"])
 
     # What is there is not run again; other settings do not mix with it.
-    monkeypatch.setattr(figure4, "deep_leakage", None)
+    monkeypatch.setattr(figure4.DeepLeakage, "invert", None)
     assert quick(places, names) == leaks
     with pytest.raises(RunFolderError, match=r"other settings .* iterations"):
         quick(places, names, iterations=13)

@@ -284,7 +284,7 @@ def test_a_single_round_of_it_is_no_target_of_an_attack():
 
     plan = niss.Plan(method="niss-carried", graph="complete", horizon=4, separation=2, participations=2)
     with pytest.raises(ConfigError, match="about a whole run"):
-        simulate_round(np.zeros((4, 3)), np.zeros(3), plan, stream=SimStream(1))
+        simulate_round(np.zeros((4, 3)), plan, stream=SimStream(1))
 
 
 def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(given):

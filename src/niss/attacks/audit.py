@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from niss import attacks
-from niss.attacks.experiment import Clients, Experiment, Findings, Help, Neighbours, Progress, Row
+from niss.attacks import experiment
+from niss.attacks.experiment import Experiment, Findings, Help, Progress, Row
 from niss.checks import BOOKS
 from niss.claims import printed_claim, rounded_up
 from niss.errors import ConfigError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from niss.accounting import Committed, RoundPlan
     from niss.attacks.canary import MeasuredMu
     from niss.attacks.carried_runs import CarriedTraining, FloatArray, Pair, SeenRun
+    from niss.attacks.rounds import RoundSetting
     from niss.charts import Chart, Curves, Rows
 
 _BEYOND = 1.2
@@ -57,8 +59,8 @@ class AuditExperiment(Experiment):
         "verdict": "What follows",
     }
 
-    clients: Clients = 12
-    neighbours: Neighbours = 4.0
+    clients: experiment.Clients = 12
+    neighbours: experiment.Neighbours = 4.0
     rounds: Annotated[int, Help("Rounds with the canary, and as many without.", least=100)] = 100_000
     dimension: Annotated[int, Help("Coordinates of the canary.", least=1)] = 8
     confidence: Annotated[float, Help("Of each lower bound.", least=0.5, below=1)] = 0.95
@@ -69,11 +71,11 @@ class AuditExperiment(Experiment):
         for setting in self._cases().values():
             self._round(setting)
 
-    def setting(self) -> attacks.RoundSetting:
+    def setting(self) -> RoundSetting:
         """The plan with so many neighbours."""
         return self.make_setting(neighbours=self.neighbours)
 
-    def _cases(self) -> dict[str, attacks.RoundSetting]:
+    def _cases(self) -> dict[str, RoundSetting]:
         setting = self.setting()
         return {
             "niss, calibrated τ²": setting,
@@ -81,7 +83,7 @@ class AuditExperiment(Experiment):
             "dp-fedavg": setting.with_plan(method="dp-fedavg"),
         }
 
-    def _round(self, setting: attacks.RoundSetting) -> RoundPlan:
+    def _round(self, setting: RoundSetting) -> RoundPlan:
         return setting.plan.for_round(
             range(self.clients), weights=1.0 / self.clients, records=1.0, beacon=b"audit"
         )
@@ -113,11 +115,8 @@ class AuditExperiment(Experiment):
                     "method": setting.plan.kind.name,
                     "joint": joint,
                     "marginal": marginal,
-                    "proved": bound.epsilon,
-                    "true_positive": bound.true_positive,
-                    "false_positive": bound.false_positive,
-                    "counted": bound.counted,
-                    "verdict": _verdict(bound.epsilon, joint, marginal),
+                    **asdict(bound),
+                    "verdict": _verdict(bound.proved, joint, marginal),
                     "mu": mu,
                 }
             )
@@ -240,7 +239,7 @@ class CarriedExperiment(Experiment):
         "outcome": "What follows",
     }
 
-    clients: Clients = 12
+    clients: experiment.Clients = 12
     rounds: Annotated[int, Help("Rounds of the run, all committed before the first.", least=3)] = 40
     separation: Annotated[int, Help("Rounds from one participation to the next.", least=2)] = 10
     kappa: Annotated[
@@ -348,8 +347,7 @@ class CarriedExperiment(Experiment):
             found = attacks.canary.measure_mu(scores[statistic], self.confidence)
             pair = attacks.carried_runs.Pair(seen.mu(training.victim, chosen), training.claimed)
             row = _carried_row(statistic, None, pair, _measured_verdict(found, pair))
-            row |= {"measured": found.mu, "low": found.low, "high": found.high, "proved": found.proved}
-            findings.rows.append(row)
+            findings.rows.append(row | asdict(found))
 
     def headline(self, findings: Findings) -> str:
         """What was measured beside the charge, and the best that a server could do."""
@@ -365,28 +363,20 @@ class CarriedExperiment(Experiment):
 
     def charts(self, findings: Findings) -> list[Chart]:
         """mu reached over mu charged, attack by attack, with the rule that forbids it off and on."""
-        from niss.charts import Mark, Rows, numbered
+        from niss.charts import Mark, numbered
         from niss.methods.look import GREEN, Look
 
         names = {"off": ("server, rule off", numbered(1)), "on": ("server, rule on", numbered(0))}
         exact = ("statistic, exact", Look(numbered(0).colour, "D"))
-        rows: dict[str, list[Mark]] = {}
+        measured = ("statistic, measured", Look(GREEN, "s", hollow=True))
+        marks = []
         for row in findings.rows:
-            name, look = names.get(row["rule"], exact)
-            marks = rows.setdefault(row["attack"], [])
-            marks.append(Mark(name, look, row["ratio"], f"{row['ratio']:.3f}"))
+            reached = [(names.get(row["rule"], exact), row["ratio"])]
             if row["measured"] is not None:
-                share = row["measured"] / row["claimed"]
-                look = Look(GREEN, "s", hollow=True)
-                marks.append(Mark("statistic, measured", look, share, f"{share:.3f}"))
-        return [
-            Rows(
-                title="What each attack reaches of the charge",
-                across="μ reached ÷ μ charged",
-                rows=list(rows.items()),
-                level=("charged", 1.0),
-            )
-        ]
+                reached.append((measured, row["measured"] / row["claimed"]))
+            marks += [(row["attack"], Mark(*named, share, f"{share:.3f}")) for named, share in reached]
+        title = "What each attack reaches of the charge"
+        return [experiment.rules_chart(title, "μ reached ÷ μ charged", marks)]
 
 
 def _one_thread() -> AbstractContextManager[object]:

@@ -55,13 +55,13 @@ class AuditBound:
 
     true_positive    part of the rounds with the canary whose score exceeds the threshold
     false_positive   part of the rounds without it whose score does
-    epsilon          the least epsilon that is consistent with both rates
+    proved           the least epsilon that is consistent with both rates
     counted          rounds of each kind that were counted, none of them used to choose the threshold
     """
 
     true_positive: float
     false_positive: float
-    epsilon: float
+    proved: float
     counted: int
 
 
@@ -109,7 +109,7 @@ def _observe(
     add_noise(uploads, plan, stream)
     nothing = np.zeros(uploads.shape[1])
     others = {seat: nothing for seat in range(size) if seat != victim}
-    return Observation(uploads=uploads, weights=nothing, plan=plan, share=share, known_updates=others)
+    return Observation(uploads=uploads, plan=plan, share=share, known_updates=others)
 
 
 def epsilon_bound(scores: CanaryScores, delta: float, confidence: float) -> AuditBound:
@@ -190,12 +190,12 @@ def run_scores(
 class MeasuredMu:
     """What scores show of mu.
 
-    mu         the distance of their means in deviations
+    measured   the distance of their means in deviations
     low, high  its interval at the wanted confidence
     proved     a lower bound from error rates alone, whatever the scores are distributed like
     """
 
-    mu: float
+    measured: float
     low: float
     high: float
     proved: float

@@ -12,6 +12,8 @@ from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row, disto
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
+    from niss.attacks.federation import AttackedFederation
+    from niss.attacks.rounds import RoundSetting, SimulatedRound
     from niss.charts import Chart, Curves
     from niss.randomness import SimStream
 
@@ -23,7 +25,7 @@ _AXES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColludeExperiment(experiment.PictureExperiment):
+class ColludeExperiment(experiment.ReadingExperiment):
     """Neighbours tell the server their shares: subtract, project, pick coordinates; sweeps over rho and tau^2.
 
     Sweeps over rho (at `tau2`) and over tau^2 (at rho = 1). What the colluders know of the victim's shares is first
@@ -80,7 +82,7 @@ class ColludeExperiment(experiment.PictureExperiment):
                 hint=f"at most {self.clients - 2}",
             )
 
-    def setting(self, **changes: Any) -> attacks.RoundSetting:
+    def setting(self, **changes: Any) -> RoundSetting:
         """The plan with so many neighbours, and what else is to be changed."""
         return self.make_setting(neighbours=self.neighbours).with_plan(**changes)
 
@@ -109,11 +111,11 @@ class ColludeExperiment(experiment.PictureExperiment):
 
     def _simulate(
         self,
-        federation: attacks.AttackedFederation,
-        setting: attacks.RoundSetting,
+        federation: AttackedFederation,
+        setting: RoundSetting,
         rho: float,
         stream: SimStream,
-    ) -> attacks.SimulatedRound:
+    ) -> SimulatedRound:
         """A round in which the first part `rho` of the victim's neighbours, in a random order, collude."""
         # The graph follows from the beacon alone, so a first look without noise tells who the neighbours are.
         plan = setting.plan.for_round(
@@ -128,15 +130,15 @@ class ColludeExperiment(experiment.PictureExperiment):
         return federation.simulate(setting, stream, colluders=colluders, keep_factors=True)
 
     def _projection(
-        self, distortion: str, federation: attacks.AttackedFederation, progress: Progress
+        self, distortion: str, federation: AttackedFederation, progress: Progress
     ) -> dict[str, float]:
         """The root mean square error of the projection at rho = 1 over many rounds, beside sqrt(v / h)."""
         squares, known = [], 0
         setting = self.setting(distortion=distortion, tau2=self.tau2)
         for number in range(_PROJECTIONS):
             simulated = self._simulate(federation, setting, 1.0, self.stream("projection", number))
-            guess = attacks.estimate_jointly(simulated.observation, VICTIM)
-            squares.append(attacks.relative_error(guess.update, simulated.updates[VICTIM]) ** 2)
+            guess = attacks.estimates.estimate_jointly(simulated.observation, VICTIM)
+            squares.append(attacks.rounds.relative_error(guess.update, simulated.updates[VICTIM]) ** 2)
             known = len(simulated.observation.received(VICTIM))
             progress("projection", number + 1, _PROJECTIONS, "")
         coordinates = federation.updates.shape[1]
@@ -177,13 +179,17 @@ class ColludeExperiment(experiment.PictureExperiment):
         return found
 
 
-def _row(federation: attacks.AttackedFederation, simulated: attacks.SimulatedRound, stream: SimStream) -> Row:
+def _row(
+    federation: AttackedFederation,
+    simulated: SimulatedRound,
+    stream: SimStream,
+) -> Row:
     """What subtracting the known shares gets, what the best attack gets, and what the accountant expects of it."""
     from niss.mechanism import add_gaussian, distortion_named
 
     truth, seen = simulated.updates[VICTIM], simulated.observation
-    subtracted = attacks.estimate_jointly(seen, VICTIM, exploit=False)
-    guess = attacks.estimate_jointly(seen, VICTIM)
+    subtracted = attacks.estimates.estimate_jointly(seen, VICTIM, exploit=False)
+    guess = attacks.estimates.estimate_jointly(seen, VICTIM)
     noise = simulated.predicted_noise(VICTIM)
     left_out = 0.0
     if distortion_named(simulated.plan.plan.distortion).one_factor:
@@ -191,11 +197,13 @@ def _row(federation: attacks.AttackedFederation, simulated: attacks.SimulatedRou
     expected = truth.copy()
     add_gaussian(expected, sqrt(noise), stream)
     return {
-        "subtract_error": attacks.relative_error(subtracted.update, truth),
-        "error": attacks.relative_error(guess.update, truth),
+        "subtract_error": attacks.rounds.relative_error(subtracted.update, truth),
+        "error": attacks.rounds.relative_error(guess.update, truth),
         "predicted_error": sqrt(noise * truth.size / float((truth**2).sum()) + left_out),
         # What the adversary expects of a coordinate: the clip, spread evenly.
-        "fraction": attacks.recovered_fraction(guess.shrunk(simulated.plan.plan.clip**2 / truth.size), truth),
+        "fraction": attacks.rounds.recovered_fraction(
+            guess.shrunk(simulated.plan.plan.clip**2 / truth.size), truth
+        ),
         "predicted_fraction": simulated.predicted_fraction(VICTIM),
         "best_coordinates": attacks.estimates.best_coordinates(guess, truth),
         "psnr": federation.read_picture(guess.update, guess.variance)[1],

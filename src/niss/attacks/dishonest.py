@@ -24,7 +24,9 @@ from niss.errors import PrivacyError, RemoteProtocolError
 
 if TYPE_CHECKING:
     from niss.attacks.estimates import FloatArray
+    from niss.attacks.federation import AttackedFederation
     from niss.attacks.lying import LyingServer, Survivors
+    from niss.attacks.rounds import RoundSetting
     from niss.charts import Chart, Strip
 
 # How many of the pictures on the way the figure shows.
@@ -33,14 +35,14 @@ CLAIMS = ("all alive", "all dropped", "graded")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DishonestExperiment(experiment.PictureExperiment):
+class DishonestExperiment(experiment.ReadingExperiment):
     """A server that does not keep to the rules, on the round of a plan in which everyone shares with everyone."""
 
-    def setting(self) -> attacks.RoundSetting:
+    def setting(self) -> RoundSetting:
         """Everyone shares noise with everyone."""
         return self.make_setting(neighbours=self.clients - 1.0)
 
-    def clipped(self, federation: attacks.AttackedFederation) -> list[FloatArray]:
+    def clipped(self, federation: AttackedFederation) -> list[FloatArray]:
         """What the clients contribute, seat by seat."""
         plan = self.setting().plan
         return [attacks.rounds.clip_update(update, plan) for update in federation.updates]
@@ -69,7 +71,7 @@ class RepeatedExperiment(DishonestExperiment):
 
     @abstractmethod
     def guesses(
-        self, federation: attacks.AttackedFederation, findings: Findings
+        self, federation: AttackedFederation, findings: Findings
     ) -> Iterator[tuple[int, FloatArray, Row]]:
         """Guess after guess: how many are yet to come, the guess, and the count and what is expected of the mean."""
 
@@ -85,9 +87,9 @@ class RepeatedExperiment(DishonestExperiment):
             if number in self.steps or left == 0:
                 mean = total / number
                 picture, psnr = federation.read_picture(mean)
-                error = attacks.relative_error(mean, truth)
+                error = attacks.rounds.relative_error(mean, truth)
                 findings.rows.append({**expected, "error": error, "psnr": psnr})
-                findings.pictures.setdefault("steps", []).append((expected[key], picture))
+                findings.pictures.setdefault("steps", []).append((f"{expected[key]:,}", picture))
 
     def charts(self, findings: Findings) -> list[Chart]:
         """The error and the PSNR over the count, and where the ledger stops it."""
@@ -124,9 +126,8 @@ class RepeatedExperiment(DishonestExperiment):
 
     def strips(self, findings: Findings) -> list[Strip]:
         """The original, and the picture after more and more guesses."""
-        steps = experiment.some_of(findings.pictures.get("steps", []), _STEPS)
-        shown = [(f"{count:,}", picture) for count, picture in steps]
-        return [experiment.strip_of("recovered", findings, shown)] if shown else []
+        shown = findings.pictures.get("steps", [])
+        return [experiment.strip_of("recovered", findings, shown, _STEPS)] if shown else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +160,12 @@ class AverageExperiment(RepeatedExperiment):
     participations: Annotated[int, Help("Rounds that the budget covers.", least=1)] = 1
     rounds: Annotated[int, Help("Rounds the server averages over.", least=1)] = 10_000
 
-    def setting(self) -> attacks.RoundSetting:
+    def setting(self) -> RoundSetting:
         """A complete graph, and a budget for `participations` rounds."""
         return super().setting().with_plan(graph="complete", participations=self.participations)
 
     def guesses(
-        self, federation: attacks.AttackedFederation, findings: Findings
+        self, federation: AttackedFederation, findings: Findings
     ) -> Iterator[tuple[int, FloatArray, Row]]:
         """From all uploads of a round, which the ledger charges as long as it can."""
         from niss.accounting import Charge, Ledger
@@ -190,7 +191,7 @@ class AverageExperiment(RepeatedExperiment):
                 "epsilon": gdp_epsilon(spent, setting.plan.delta),
                 "within_budget": number <= findings.curves["allowed_rounds"],
             }
-            guess = attacks.estimate_jointly(simulated.observation, VICTIM).update
+            guess = attacks.estimates.estimate_jointly(simulated.observation, VICTIM).update
             yield self.rounds - number, guess, expected
 
     def headline(self, findings: Findings) -> str:
@@ -232,13 +233,13 @@ class RerunExperiment(RepeatedExperiment):
     repeats: Annotated[int, Help("How often each of the two models is sent.", least=1)] = 1024
 
     def guesses(
-        self, federation: attacks.AttackedFederation, findings: Findings
+        self, federation: AttackedFederation, findings: Findings
     ) -> Iterator[tuple[int, FloatArray, Row]]:
         """The difference of two answers of the victim, restored each time."""
         plan, truth = self.setting().plan, self.clipped(federation)[VICTIM]
         server = self.server("tolerate", truth.size)
         before = server.backup(VICTIM)
-        dead = federation.train(federation.pictures, 0.0 * federation.weights, self.stream("dead"))
+        dead = federation.train(federation.pictures, 0.0 * federation.function.weights, self.stream("dead"))
         dead = attacks.rounds.clip_update(dead, plan)
         findings.rows.append(_refusal(server, truth))
         # Of each difference the server does not know the noise of two answers, nor the dead model's update.
@@ -310,7 +311,7 @@ class FakeDropoutExperiment(DishonestExperiment):
         int, Help(experiment.CLIENTS, least=6, hint="the server needs a committee to divide")
     ] = 24
 
-    def setting(self) -> attacks.RoundSetting:
+    def setting(self) -> RoundSetting:
         """Edges may be revealed to repair one dropout."""
         return super().setting().with_plan(revealed=1, dropped=1)
 
@@ -346,21 +347,15 @@ class FakeDropoutExperiment(DishonestExperiment):
 
     def charts(self, findings: Findings) -> list[Chart]:
         """The noise left after each claim, with the rule off and on; below 1 is less than was charged."""
-        from niss.charts import Mark, Rows, numbered
+        from niss.charts import Mark, numbered
 
-        rows: dict[str, list[Mark]] = {}
+        marks = []
         for row in findings.rows:
             look, spent = numbered(0 if row["rule"] == "on" else 1), rounded_up(row["epsilon"])
             mark = Mark(f"rule {row['rule']}", look, row["left"], f"{row['left']:.2f}, ε {spent}")
-            rows.setdefault(f"“{row['story']}”", []).append(mark)
-        return [
-            Rows(
-                title="Noise left by what the server tells the committee",
-                across="Noise variance left ÷ charged",
-                rows=list(rows.items()),
-                level=("charged", 1.0),
-            )
-        ]
+            marks.append((f"“{row['story']}”", mark))
+        title = "Noise left by what the server tells the committee"
+        return [experiment.rules_chart(title, "Noise variance left ÷ charged", marks)]
 
 
 def _told(server: LyingServer, claim: str) -> dict[int, list[Survivors]]:
@@ -392,6 +387,6 @@ def _left(
         "left": left / (sensitivity / mu) ** 2,
         "epsilon": gdp_epsilon(sensitivity / sqrt(left), delta),
         "promised": gdp_epsilon(mu, delta),
-        "error": attacks.relative_error(guess, truth),
+        "error": attacks.rounds.relative_error(guess, truth),
         "predicted_error": size * sqrt(left * truth.size / float((truth**2).sum())),
     }

@@ -1,7 +1,7 @@
 """What the adversary holds, and nothing else; and its best guess of one client's update from that.
 
 The adversary is the server, perhaps with some clients on its side. It has every upload, what everyone may
-know (the plan of the round with its graph and variances, the weights it sent out), what it knows or guesses
+know (the plan of the round with its graph and variances), what it knows or guesses
 of other clients' updates, and every share that one of its colluders sent or received.
 
 Write r_j for upload j less everything the adversary knows of it (update, shares of colluders). Then
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +42,6 @@ class Observation:
     """One round as the adversary sees it.
 
     uploads           one row per participant: what really left the devices
-    weights           the global model the server had sent out, as one vector
     plan              the public numbers of the round; the drawn distortion factors are not among them
     share             the public aggregation weights p_k
     colluders         seats on the adversary's side
@@ -52,7 +50,6 @@ class Observation:
     """
 
     uploads: FloatArray
-    weights: NDArray[np.floating[Any]]
     plan: RoundPlan
     share: FloatArray
     colluders: tuple[int, ...] = ()

@@ -25,7 +25,10 @@ from niss.errors import ConfigError
 from niss.files import SHARED, to_json, write_atomically, write_json
 
 if TYPE_CHECKING:
-    from niss.charts import Chart, Strip
+    from niss.attacks.federation import AttackedFederation
+    from niss.attacks.pictures import Pictures
+    from niss.attacks.rounds import RoundSetting
+    from niss.charts import Chart, Mark, Rows, Strip
     from niss.randomness import SimStream
 
 Row = dict[str, Any]
@@ -38,10 +41,6 @@ VICTIM = 0
 DEFAULT_PICTURE = "mnist-mini:0"
 ERROR_COLUMNS = {"error": "Error ÷ update", "predicted_error": "Error, predicted"}
 PICTURE_COLUMNS = {**ERROR_COLUMNS, "psnr": "PSNR, dB"}
-
-
-def no_progress(_part: str, _done: int, _total: int, _note: str) -> None:
-    """For callers who need no progress."""
 
 
 @dataclass
@@ -75,18 +74,8 @@ class Findings:
         from niss.charts import charts_to_json
         from niss.version import __version__
 
-        values = {
-            "attack": self.attack,
-            "niss": __version__,
-            "finished": self.finished,
-            "headline": self.headline,
-            "settings": self.settings,
-            "columns": self.columns,
-            "rows": self.rows,
-            "curves": self.curves,
-            "charts": charts_to_json(self.charts),
-            "pictures": bool(self.strips),
-        }
+        values = {**vars(self), "niss": __version__, "charts": charts_to_json(self.charts)}
+        values["pictures"] = bool(values.pop("strips"))
         return to_json(values)  # type: ignore[no-any-return]
 
 
@@ -223,27 +212,15 @@ class Experiment(ABC):
         """The options as the results show them."""
         return asdict(self)
 
-    def setting(self) -> attacks.RoundSetting:
+    def setting(self) -> RoundSetting:
         """The plan under which clients are attacked; refuses numbers that no plan can have."""
         return self.make_setting()
 
-    def make_setting(self, preset: str = "default", **numbers: float | None) -> attacks.RoundSetting:
+    def make_setting(self, preset: str = "default", **numbers: float | None) -> RoundSetting:
         """`niss.attacks.rounds.make_setting` with the options that all experiments have."""
         return attacks.rounds.make_setting(
             preset, clients=self.clients, epsilon=self.epsilon, delta=self.delta, **numbers
         )
-
-    def federation(
-        self, pictures: attacks.Pictures, findings: Findings, **options: Any
-    ) -> attacks.AttackedFederation:
-        """A victim with these pictures and the other clients after their steps; `options` as in `make_federation`.
-
-        The findings get the pictures, and the PSNR of a grey.
-        """
-        findings.pictures["originals"] = pictures.pixels
-        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(pictures.pixels)
-        stream = self.stream("scene")
-        return attacks.make_federation(pictures, clients=self.clients, stream=stream, **options)
 
     def stream(self, *names: str | int) -> SimStream:
         """Where everything random comes from: a part of the seed's stream, by name."""
@@ -254,45 +231,70 @@ class Experiment(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PictureExperiment(Experiment):
-    """An attack on the update of a victim with one picture, after one step of a network with a linear first layer.
-
-    From such an update the picture can be read without a search (`niss.attacks.pictures.read_picture`).
-    """
+    """An attack on the update of a victim with private pictures, among other clients."""
 
     image: Image = DEFAULT_PICTURE
-    hidden: Hidden = 4
 
     def check(self) -> None:
         """Refuse what cannot be used."""
         super().check()
-        attacks.load_pictures(self.image)
+        self.load_pictures()
 
-    def train(self, findings: Findings) -> attacks.AttackedFederation:
-        """The victim and the other clients after their step."""
-        pictures = attacks.load_pictures(self.image)
-        return self.federation(pictures, findings, model="mlp", hidden=(self.hidden,))
+    def load_pictures(self) -> Pictures:
+        """The victim's pictures."""
+        return attacks.federation.load_pictures(self.image)
+
+    @abstractmethod
+    def model_options(self) -> dict[str, Any]:
+        """What is trained, and how: options of `make_federation`."""
+
+    def train(self, findings: Findings) -> AttackedFederation:
+        """The victim and the other clients after their steps; the findings get the pictures, and the PSNR of a grey."""
+        pictures = self.load_pictures()
+        findings.pictures["originals"] = pictures.pixels
+        findings.curves["blind_guess_psnr"] = attacks.pictures.blind_guess(pictures.pixels)
+        return attacks.federation.make_federation(
+            pictures, clients=self.clients, stream=self.stream("scene"), **self.model_options()
+        )
 
 
-def strip_of(name: str, findings: Findings, pictures: list[tuple[str, Any]]) -> Strip:
-    """The original, and beside it what was recovered, with the PSNR of the case of that name."""
-    from niss.charts import Strip
+@dataclass(frozen=True, kw_only=True)
+class ReadingExperiment(PictureExperiment):
+    """One on a victim with one picture, after one step of a network with a linear first layer.
+
+    From such an update the picture can be read without a search (`niss.attacks.pictures.read_picture`).
+    """
+
+    hidden: Hidden = 4
+
+    def model_options(self) -> dict[str, Any]:
+        """A hidden layer of that width."""
+        return {"model": "mlp", "hidden": (self.hidden,)}
+
+
+def strip_of(name: str, findings: Findings, pictures: Sequence[tuple[str, Any]], most: int) -> Strip:
+    """The original, and beside it some of what was recovered, with the PSNR of the case of that name."""
+    from niss.charts import Strip, evenly_spaced
 
     psnr = next((row["psnr"] for row in findings.rows if row.get("case") == name), None)
     original = ("original", findings.pictures["originals"][0])
-    return Strip(name, [original, *pictures], "" if psnr is None else f"{psnr:.1f} dB")
-
-
-def some_of(values: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of the values, evenly spaced from the first to the last."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
+    return Strip(name, [original, *evenly_spaced(pictures, most)], "" if psnr is None else f"{psnr:.1f} dB")
 
 
 def grey_level(findings: Findings) -> dict[str, float]:
     """The PSNR of an even grey, below which nothing was learned, as a level of a chart."""
     level = findings.curves.get("blind_guess_psnr")
     return {} if level is None else {"an even grey": level}
+
+
+def rules_chart(title: str, across: str, marks: Iterable[tuple[str, Mark]]) -> Rows:
+    """What is reached of the charge, row by row, perhaps with a rule off and on; 1 is what was charged."""
+    from niss.charts import Rows
+
+    rows: dict[str, list[Mark]] = {}
+    for name, mark in marks:
+        rows.setdefault(name, []).append(mark)
+    return Rows(title=title, across=across, rows=list(rows.items()), level=("charged", 1.0))
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from niss.accounting import Plan
 from niss.attacks.estimates import FloatArray
-from niss.attacks.experiment import MODELS
 from niss.attacks.experiment import VICTIM as VICTIM
 from niss.attacks.pictures import Pictures, UpdateFunction, read_picture, score_pictures
 from niss.attacks.rounds import RoundSetting, SimulatedRound
-from niss.checks import require_one_of, require_whole
 from niss.data import Dataset, list_datasets, load_dataset
 from niss.errors import ConfigError
 from niss.learning import (
@@ -44,7 +42,6 @@ def load_pictures(spec: str, *, count: int = 1, label: int | None = None) -> Pic
     Raises `ConfigError` for a `spec` that names neither, for pictures a dataset does not have, and for a file that
     is no readable picture.
     """
-    require_whole(count, field="--batch", at_least=1)
     name, separator, index = spec.rpartition(":")
     if separator and not Path(spec).exists():
         if name not in {info.name for info in list_datasets()}:
@@ -72,13 +69,12 @@ def other_pictures(of: Pictures, count: int, stream: SimStream) -> list[Pictures
     count    how many clients
     stream   where the choice comes from
     """
-    generator = stream.generator()
-    dataset_name = of.name.rpartition(":")[0]
-    each = len(of.pixels)
-    if dataset_name in {info.name for info in list_datasets()}:
-        dataset = load_dataset(dataset_name, download=False)
+    generator, each = stream.generator(), len(of.pixels)
+    name = of.name.rpartition(":")[0]
+    if name in {info.name for info in list_datasets()}:
+        dataset = load_dataset(name, download=False)
         chosen = generator.choice(len(dataset.train_labels), size=(count, each), replace=False)
-        return [_at(dataset, indices, of.name) for indices in chosen]
+        return [replace(of, **_at(dataset, indices)) for indices in chosen]
     return [
         replace(
             of,
@@ -98,18 +94,15 @@ def _from_dataset(dataset: Dataset, index: str, count: int) -> Pictures:
             field="--image",
             hint=f"for example {dataset.name}:0",
         )
-    return _at(dataset, np.arange(first, first + count), f"{dataset.name}:{first}")
+    held = _at(dataset, np.arange(first, first + count))
+    name = f"{dataset.name}:{first}"
+    return Pictures(name=name, classes=dataset.classes, mean=dataset.mean, std=dataset.std, **held)
 
 
-def _at(dataset: Dataset, indices: NDArray[np.int64], name: str) -> Pictures:
-    return Pictures(
-        name,
-        dataset.train_images[indices].astype(np.float64) / 255.0,
-        dataset.train_labels[indices],
-        dataset.classes,
-        dataset.mean,
-        dataset.std,
-    )
+def _at(dataset: Dataset, indices: NDArray[np.int64]) -> dict[str, Any]:
+    """Pixels and labels of training pictures."""
+    pixels = dataset.train_images[indices].astype(np.float64) / 255.0
+    return {"pixels": pixels, "labels": dataset.train_labels[indices]}
 
 
 def _from_file(path: Path, label: int) -> Pictures:
@@ -141,37 +134,30 @@ def _from_file(path: Path, label: int) -> Pictures:
 class AttackedFederation:
     """One round before clip and noise.
 
-    pictures        the victim's, scaled as the model reads them
-    module          the network; it holds the public `weights` whenever nobody trains
-    layout          where each parameter lies in a weight or update vector
-    weights         the global model of the round, as one vector
-    learning_rate   of the local steps
-    steps           local steps, each on all pictures of a client
-    updates         the bare updates of all clients, one per row, the victim's in row `VICTIM`
+    pictures   the victim's, scaled as the model reads them
+    function   what the server needs to test a guess, all of it public: the network, the global model, rate and steps
+    updates    the bare updates of all clients, one per row, the victim's in row `VICTIM`
     """
 
     pictures: Pictures
-    module: nn.Module
-    layout: FlatLayout
-    weights: Tensor
-    learning_rate: float
-    steps: int
+    function: UpdateFunction
     updates: FloatArray
 
     def update_function(self, plan: Plan | None = None) -> UpdateFunction:
-        """What the server needs to test a guess; all of it is public. `plan` says how the client clips."""
-        return UpdateFunction(self.module, self.layout, self.weights, self.learning_rate, self.steps, plan)
+        """What pictures would cause; `plan` says how the client clips."""
+        return replace(self.function, plan=plan)
 
     def train(self, held: Pictures, weights: Tensor, stream: SimStream) -> FloatArray:
         """What a client with these pictures makes of the weights that it is sent: one batch of them all per step."""
+        known = self.function
         settings = LocalTraining(
-            epochs=self.steps, batch_size=len(held.pixels), learning_rate=self.learning_rate
+            epochs=known.steps, batch_size=len(held.pixels), learning_rate=known.learning_rate
         )
         labels = torch.from_numpy(held.labels)
         update = train_client(
-            self.module, self.layout, weights, held.inputs(), labels, settings, stream=stream
+            known.module, known.layout, weights, held.inputs(), labels, settings, stream=stream
         )
-        self.layout.load(self.module, self.weights)
+        known.layout.load(known.module, known.weights)
         return update.double().numpy()
 
     def simulate(
@@ -179,12 +165,11 @@ class AttackedFederation:
     ) -> SimulatedRound:
         """The round in this setting, against a server that knows the others' updates, or does not."""
         known = range(1, len(self.updates)) if others_known else ()
-        weights = self.weights.numpy()
-        return setting.simulate(self.updates, weights, stream=stream, knows_updates_of=known, **options)
+        return setting.simulate(self.updates, stream=stream, knows_updates_of=known, **options)
 
     def as_gradient(self, update: FloatArray) -> FloatArray:
         """An update in the units of a gradient: -update / (learning_rate * steps)."""
-        return -update / (self.learning_rate * self.steps)
+        return -update / (self.function.learning_rate * self.function.steps)
 
     def read_picture(
         self, update: FloatArray, variance: FloatArray | None = None
@@ -193,9 +178,8 @@ class AttackedFederation:
 
         variance   of each coordinate of the guess
         """
-        function, pictures = self.update_function(), self.pictures
-        found = read_picture(self.as_gradient(update), function, pictures, variance)
-        return found[0], score_pictures(found, pictures.pixels).psnr
+        found = read_picture(self.as_gradient(update), self.function, self.pictures, variance)
+        return found[0], score_pictures(found, self.pictures.pixels).psnr
 
 
 def make_federation(
@@ -215,32 +199,24 @@ def make_federation(
     clients    participants, the victim among them
     stream     where the weights, the others' pictures and the order of training come from
     """
-    require_whole(clients, field="--clients", at_least=2)
-    require_one_of(model, MODELS, field="--model")
-    require_whole(steps, field="--steps", at_least=1)
-    own = pictures.raw() if model == "lenet" else pictures
-    module = _build(model, own, hidden, stream.child("model"))
-    layout = FlatLayout.of(module)
-    start = layout.flatten(module)
-    federation = AttackedFederation(
-        own, module, layout, start, learning_rate, steps, np.empty((clients, layout.size))
-    )
-    for seat, held in enumerate([own, *other_pictures(own, clients - 1, stream.child("others"))]):
-        held = held.raw() if model == "lenet" else held
-        federation.updates[seat] = federation.train(held, start, stream.child("client", seat))
-    return federation
-
-
-def _build(model: str, pictures: Pictures, hidden: tuple[int, ...], stream: SimStream) -> nn.Module:
     if model == "lenet":
-        return build_lenet(pictures.shape, pictures.classes, stream)
-    return build_model(
-        model,
-        samples=ImageSamples(pictures.shape),
-        classes=pictures.classes,
-        stream=stream,
-        hidden=hidden if model == "mlp" else None,
-    )
+        pictures = pictures.raw()
+        module = build_lenet(pictures.shape, pictures.classes, stream.child("model"))
+    else:
+        module = build_model(
+            model,
+            samples=ImageSamples(pictures.shape),
+            classes=pictures.classes,
+            stream=stream.child("model"),
+            hidden=hidden if model == "mlp" else None,
+        )
+    layout = FlatLayout.of(module)
+    function = UpdateFunction(module, layout, layout.flatten(module), learning_rate, steps)
+    federation = AttackedFederation(pictures, function, np.empty((clients, layout.size)))
+    others = other_pictures(pictures, clients - 1, stream.child("others"))
+    for seat, held in enumerate([pictures, *others]):
+        federation.updates[seat] = federation.train(held, function.weights, stream.child("client", seat))
+    return federation
 
 
 def build_lenet(image_shape: tuple[int, int, int], classes: int, stream: SimStream) -> nn.Module:

@@ -7,9 +7,11 @@ whether the attack succeeded: with noise it ends near the energy of the noise ev
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +22,6 @@ from torch.nn import functional
 
 from niss.attacks.estimates import FloatArray
 from niss.attacks.pictures import Pictures, UpdateFunction, recover_labels
-from niss.checks import require_real, require_whole
 from niss.learning import threads
 from niss.randomness import SimStream
 
@@ -35,60 +36,6 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)
 _ARMIJO, _SHRINK, _TRIES = 1e-4, 0.4, 12
 _CURVATURE = 1e-10
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchSettings:
-    """How long and how often a search tries.
-
-    iterations   most steps
-    restarts     random starts, tried side by side
-    frames       about as many pictures on the way are kept
-    """
-
-    iterations: int
-    restarts: int
-    frames: int = 6
-
-    def __post_init__(self) -> None:
-        for name in ("iterations", "restarts", "frames"):
-            require_whole(getattr(self, name), field=f"--{name}", at_least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DlgSettings(SearchSettings):
-    """How DLG searches, by L-BFGS; it stops early where nothing moves any more.
-
-    patience         it stops when in so many iterations no restart has come down by the part `least_progress`,
-    good_enough      or when the best loss has fallen below this part of its start
-    """
-
-    patience: int = 60
-    least_progress: float = 1e-5
-    good_enough: float = 1e-10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole(self.patience, field="--patience", at_least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InvertSettings(SearchSettings):
-    """How Inverting Gradients searches, by signed Adam.
-
-    rate              of the first steps
-    total_variation   weight of the total variation in the objective
-    good_enough       it stops when the mismatch of the best restart is below this
-    """
-
-    rate: float = 0.05
-    total_variation: float = 1e-4
-    good_enough: float = 1e-9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_real(self.rate, field="--rate", zero_allowed=False)
-        require_real(self.total_variation, field="--tv")
 
 
 @dataclass
@@ -109,110 +56,130 @@ class Inversion:
     stopped: str = ""
 
 
-@threads(1)
-def deep_leakage(
-    gradient: FloatArray,
-    update_function: UpdateFunction,
-    like: Pictures,
-    settings: DlgSettings,
-    *,
-    stream: SimStream,
-    device: torch.device | None = None,
-    progress: Step | None = None,
-) -> Inversion:
+@dataclass(frozen=True, kw_only=True)
+class Search(ABC):
+    """How long and how often a search tries.
+
+    iterations   most steps
+    restarts     random starts, tried side by side
+    frames       about as many pictures on the way are kept
+    """
+
+    loss_name: ClassVar[str]
+
+    iterations: int
+    restarts: int
+    frames: int = 6
+
+    @abstractmethod
+    def steps(
+        self, gradient: FloatArray, compute: UpdateFunction, like: Pictures, stream: SimStream
+    ) -> Iterator[Found]:
+        """Step after step, without end."""
+
+    @threads(1)
+    def invert(
+        self,
+        gradient: FloatArray,
+        update_function: UpdateFunction,
+        like: Pictures,
+        *,
+        stream: SimStream,
+        device: torch.device | None = None,
+        progress: Step | None = None,
+    ) -> Inversion:
+        """The pictures behind a gradient. The frames that are kept are few late, many early.
+
+        gradient   one client's, as guessed from its upload (`AttackedFederation.as_gradient`)
+        like       of it only what is public is used: shape and number of pictures, classes, scaling
+        stream     where the starts come from
+        device     the CPU where none is given
+        """
+        compute = update_function.to(device or torch.device("cpu"), torch.float32)
+        result = Inversion(np.empty(0), np.empty(0, dtype=np.int64))
+        marks = {*np.geomspace(1, self.iterations, self.frames).astype(int).tolist(), self.iterations}
+        steps = self.steps(gradient, compute, like, stream)
+        for number in range(1, self.iterations + 1):
+            loss, pictures, labels, result.stopped = next(steps)
+            result.losses.append(loss)
+            if progress is not None:
+                progress(number, self.iterations, f"{self.loss_name} {loss:.3g}")
+            if number in marks or result.stopped:
+                result.pictures, result.labels = pictures.double().cpu().numpy(), labels.cpu().numpy()
+                result.frames.append((number, result.pictures))
+            if result.stopped:
+                break
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepLeakage(Search):
     """Deep Leakage from Gradients (Zhu, Liu and Han, 2019): pictures and labels whose gradient fits the one seen.
 
         minimise over picture x and label logits l:   || grad loss(x, softmax(l)) - gradient ||^2
 
-    by L-BFGS from several random starts, all at once.
+    by L-BFGS from several random starts, all at once. It stops early where nothing moves any more.
 
-    gradient   one client's, as guessed from its upload (`AttackedFederation.as_gradient`)
-    like       of it only what is public is used: shape and number of pictures, classes, scaling
-    stream     where the starts come from
-    device     the CPU where none is given
+    patience         it stops when in so many iterations no restart has come down by the part `least_progress`,
+    good_enough      or when the best loss has fallen below this part of its start
     """
-    place = device or torch.device("cpu")
-    compute = update_function.to(place, torch.float32)
-    seen = torch.from_numpy(gradient).to(place, torch.float32)
-    batch, shape, classes = len(like.pixels), like.shape, like.classes
-    pixels = batch * int(np.prod(shape))
 
-    def unpack(points: Tensor) -> tuple[Tensor, Tensor]:
-        images, logits = points[:, :pixels], points[:, pixels:]
-        return images.reshape(-1, batch, *shape), logits.reshape(-1, batch, classes)
+    loss_name = "loss"
 
-    def mismatch(pictures: Tensor, logits: Tensor) -> Tensor:
-        guess = compute(like.normalise(pictures), logits.softmax(dim=-1))
-        return (guess - seen).pow(2).sum()
+    patience: int = 60
+    least_progress: float = 1e-5
+    good_enough: float = 1e-10
 
-    def objective(points: Tensor) -> tuple[Tensor, Tensor]:
-        variable = points.detach().requires_grad_(True)
-        losses = vmap(mismatch)(*unpack(variable))
-        (slopes,) = torch.autograd.grad(losses.sum(), variable)
-        return losses.detach(), slopes
+    def steps(
+        self, gradient: FloatArray, compute: UpdateFunction, like: Pictures, stream: SimStream
+    ) -> Iterator[Found]:
+        """Of L-BFGS."""
+        seen = torch.from_numpy(gradient).to(compute.weights)
+        batch, shape, classes = len(like.pixels), like.shape, like.classes
+        pixels = batch * int(np.prod(shape))
 
-    start = stream.generator().standard_normal((settings.restarts, pixels + batch * classes))
-    start[:, :pixels] = 0.5 + 0.25 * start[:, :pixels]
-    search = BatchedLbfgs(objective, torch.from_numpy(start).to(place, torch.float32))
+        def unpack(points: Tensor) -> tuple[Tensor, Tensor]:
+            images, logits = points[:, :pixels], points[:, pixels:]
+            return images.reshape(-1, batch, *shape), logits.reshape(-1, batch, classes)
 
-    def found() -> Iterator[Found]:
+        def mismatch(pictures: Tensor, logits: Tensor) -> Tensor:
+            guess = compute(like.normalise(pictures), logits.softmax(dim=-1))
+            return (guess - seen).pow(2).sum()
+
+        def objective(points: Tensor) -> tuple[Tensor, Tensor]:
+            variable = points.detach().requires_grad_(True)
+            losses = vmap(mismatch)(*unpack(variable))
+            (slopes,) = torch.autograd.grad(losses.sum(), variable)
+            return losses.detach(), slopes
+
+        start = stream.generator().standard_normal((self.restarts, pixels + batch * classes))
+        start[:, :pixels] = 0.5 + 0.25 * start[:, :pixels]
+        search = BatchedLbfgs(objective, torch.from_numpy(start).to(seen))
         history = [search.values.clone()]
         while True:
             history.append(search.step().clone())
             best = int(torch.nan_to_num(history[-1], nan=torch.inf).argmin())
             pictures, logits = unpack(search.points[best : best + 1])
-            labels, stopped = logits[0].argmax(dim=-1), _reason_to_stop(history, search.stuck, settings)
-            yield float(history[-1][best]), pictures[0], labels, stopped
+            stopped = self._reason_to_stop(history, search.stuck)
+            yield float(history[-1][best]), pictures[0], logits[0].argmax(dim=-1), stopped
 
-    return _watched(found(), settings, "loss", progress)
-
-
-def _watched(steps: Iterator[Found], settings: SearchSettings, what: str, progress: Step | None) -> Inversion:
-    """Go step after step until one says why to stop; the frames that are kept are few late, many early."""
-    result = Inversion(np.empty(0), np.empty(0, dtype=np.int64))
-    marks = {*np.geomspace(1, settings.iterations, settings.frames).astype(int).tolist(), settings.iterations}
-    for number, (loss, pictures, labels, stopped) in zip(
-        range(1, settings.iterations + 1), steps, strict=False
-    ):
-        result.losses.append(loss)
-        result.stopped = stopped
-        if progress is not None:
-            progress(number, settings.iterations, f"{what} {loss:.3g}")
-        if number in marks or stopped:
-            result.pictures, result.labels = pictures.double().cpu().numpy(), labels.cpu().numpy()
-            result.frames.append((number, result.pictures))
-        if stopped:
-            break
-    return result
+    def _reason_to_stop(self, history: list[Tensor], stuck: Tensor) -> str:
+        first, best = float(history[0].min()), float(history[-1].min())
+        if best <= self.good_enough * first:
+            return "the gradient fits"
+        if bool(stuck.all()):
+            return "no way down is left"
+        if len(history) > self.patience:
+            falling = history[-1] < (1.0 - self.least_progress) * history[-1 - self.patience]
+            # A restart that lags this far behind will not become the answer, however slowly it still falls.
+            in_reach = history[-1] < 100.0 * best + 1e-3 * first
+            if not bool((falling & in_reach).any()):
+                return "nothing moves any more"
+        return ""
 
 
-def _reason_to_stop(history: list[Tensor], stuck: Tensor, settings: DlgSettings) -> str:
-    first, best = float(history[0].min()), float(history[-1].min())
-    if best <= settings.good_enough * first:
-        return "the gradient fits"
-    if bool(stuck.all()):
-        return "no way down is left"
-    if len(history) > settings.patience:
-        earlier = history[-1 - settings.patience]
-        falling = history[-1] < (1.0 - settings.least_progress) * earlier
-        # A restart that lags this far behind will not become the answer, however slowly it still falls.
-        in_reach = history[-1] < 100.0 * best + 1e-3 * first
-        if not bool((falling & in_reach).any()):
-            return "nothing moves any more"
-    return ""
-
-
-@threads(1)
-def invert_update(
-    gradient: FloatArray,
-    update_function: UpdateFunction,
-    like: Pictures,
-    settings: InvertSettings,
-    *,
-    stream: SimStream,
-    device: torch.device | None = None,
-    progress: Step | None = None,
-) -> Inversion:
+@dataclass(frozen=True, kw_only=True)
+class InvertingGradients(Search):
     """Inverting Gradients (Geiping et al., 2020): pictures whose update points where the one seen points.
 
         minimise over pixels x in [0, 1]:   1 - cos(update(x), gradient) + weight * TV(x)
@@ -221,44 +188,51 @@ def invert_update(
     update survives clipping and unknown learning rates, total variation stands for what pictures look like, and signed
     steps get through the flat regions of ReLU networks, where L-BFGS gives up. The client may take several local steps.
 
-    The arguments are those of `deep_leakage`.
+    rate              of the first steps
+    total_variation   weight of the total variation in the objective
+    good_enough       it stops when the mismatch of the best restart is below this
     """
-    place = device or torch.device("cpu")
-    compute = update_function.to(place, torch.float32)
-    seen = torch.from_numpy(gradient).to(place, torch.float32)
-    seen = seen / seen.pow(2).sum().sqrt().clamp_min(1e-30)
-    labels = torch.from_numpy(recover_labels(gradient, compute, like))
-    targets = functional.one_hot(labels, like.classes).to(place, torch.float32)
 
-    def mismatch(pictures: Tensor) -> Tensor:
-        guess = compute(like.normalise(pictures), targets)
-        return 1.0 - (guess * seen).sum() / guess.pow(2).sum().clamp_min(1e-30).sqrt()
+    loss_name = "1 - cos"
 
-    start = stream.generator().random((settings.restarts, len(like.pixels), *like.shape))
-    pictures = torch.from_numpy(start).to(place, torch.float32).requires_grad_(True)
-    optimiser = torch.optim.Adam([pictures], lr=settings.rate)
-    steps = [int(part * settings.iterations) for part in _DECAYS]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, steps, gamma=0.1)
+    rate: float = 0.05
+    total_variation: float = 1e-4
+    good_enough: float = 1e-9
 
-    def found() -> Iterator[Found]:
+    def steps(
+        self, gradient: FloatArray, compute: UpdateFunction, like: Pictures, stream: SimStream
+    ) -> Iterator[Found]:
+        """Of signed Adam."""
+        seen = torch.from_numpy(gradient).to(compute.weights)
+        seen = seen / seen.pow(2).sum().sqrt().clamp_min(1e-30)
+        labels = torch.from_numpy(recover_labels(gradient, compute, like))
+        targets = functional.one_hot(labels, like.classes).to(seen)
+
+        def mismatch(pictures: Tensor) -> Tensor:
+            guess = compute(like.normalise(pictures), targets)
+            return 1.0 - (guess * seen).sum() / guess.pow(2).sum().clamp_min(1e-30).sqrt()
+
+        start = stream.generator().random((self.restarts, len(like.pixels), *like.shape))
+        pictures = torch.from_numpy(start).to(seen).requires_grad_(True)
+        optimiser = torch.optim.Adam([pictures], lr=self.rate)
+        decays = [int(part * self.iterations) for part in _DECAYS]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, decays, gamma=0.1)
         least, shown = torch.inf, pictures[0].detach().clone()
         while True:
             losses = vmap(mismatch)(pictures)
-            objective = losses + settings.total_variation * total_variation(pictures)
+            objective = losses + self.total_variation * total_variation(pictures)
             (slopes,) = torch.autograd.grad(objective.sum(), pictures)
             losses = losses.detach()
             best = int(torch.nan_to_num(losses, nan=torch.inf).argmin())
             # Signed steps jump across the kinks of ReLU, so the best so far is kept, not the last.
             if float(losses[best]) < least:
                 least, shown = float(losses[best]), pictures[best].detach().clone()
-            yield least, shown, labels, "the update fits" if least < settings.good_enough else ""
+            yield least, shown, labels, "the update fits" if least < self.good_enough else ""
             pictures.grad = slopes.sign()
             optimiser.step()
             schedule.step()
             with torch.no_grad():
                 pictures.clamp_(0.0, 1.0)
-
-    return _watched(found(), settings, "1 - cos", progress)
 
 
 def total_variation(pictures: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ client's upload, once for every method. `joint` shows why the noise is calibrate
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from niss import attacks
@@ -21,6 +21,10 @@ from niss.checks import require_whole
 
 if TYPE_CHECKING:
     from niss.attacks.estimates import FloatArray
+    from niss.attacks.federation import AttackedFederation
+    from niss.attacks.inversion import Inversion, Search
+    from niss.attacks.pictures import Pictures
+    from niss.attacks.rounds import RoundSetting, SimulatedRound
     from niss.charts import Chart, Strip
 
 COLUMNS = {
@@ -52,19 +56,17 @@ class Case:
     """
 
     name: str
-    simulated: attacks.SimulatedRound
+    simulated: SimulatedRound
     guess: FloatArray
     notes: Row = field(default_factory=dict)
 
-    def invert(
-        self, federation: attacks.AttackedFederation, search: Callable[..., attacks.Inversion], **options: Any
-    ) -> attacks.Inversion:
-        """The pictures behind the guess, by `deep_leakage` or another search with the same arguments."""
+    def invert(self, federation: AttackedFederation, search: Search, **options: Any) -> Inversion:
+        """The pictures that the search finds behind the guess; `options` as those of `Search.invert`."""
         gradient = federation.as_gradient(self.guess)
         function = federation.update_function(self.simulated.plan.plan)
-        return search(gradient, function, federation.pictures, **options)
+        return search.invert(gradient, function, federation.pictures, **options)
 
-    def row(self, federation: attacks.AttackedFederation, inversion: attacks.Inversion) -> Row:
+    def row(self, federation: AttackedFederation, inversion: Inversion) -> Row:
         """Scores of the recovered pictures, beside what was promised and how wrong the guess was."""
         joint, marginal = self.simulated.claimed_epsilon(VICTIM)
         pictures = federation.pictures
@@ -73,9 +75,9 @@ class Case:
             "method": self.simulated.plan.plan.kind.name,
             "epsilon_joint": joint,
             "epsilon_marginal": marginal,
-            "noise": attacks.relative_error(self.guess, self.simulated.updates[VICTIM]),
+            "noise": attacks.rounds.relative_error(self.guess, self.simulated.updates[VICTIM]),
             "loss": inversion.losses[-1] if inversion.losses else float("nan"),
-            **asdict(attacks.score_pictures(inversion.pictures, pictures.pixels)),
+            **asdict(attacks.pictures.score_pictures(inversion.pictures, pictures.pixels)),
             "label_found": sorted(inversion.labels.tolist()) == sorted(pictures.labels.tolist()),
             "labels": inversion.labels.tolist(),
             "iterations": len(inversion.losses),
@@ -85,7 +87,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchExperiment(experiment.Experiment):
+class SearchExperiment(experiment.PictureExperiment):
     """An attack that searches for pictures whose update fits a guess of the victim's.
 
     search_name   under which the settings of the search stand in the results, and its randomness in the stream
@@ -94,7 +96,6 @@ class SearchExperiment(experiment.Experiment):
     search_name: ClassVar[str] = "dlg"
     loss_name: ClassVar[str] = "DLG loss"
 
-    image: experiment.Image = experiment.DEFAULT_PICTURE
     label: Annotated[int | None, Help("Class of a picture from a file; default 0.")] = None
     iterations: Iterations = 2000
     restarts: Restarts = 4
@@ -105,31 +106,28 @@ class SearchExperiment(experiment.Experiment):
         from niss.learning import choose_device
 
         super().check()
-        self.search()
-        self.load_pictures()
         choose_device(self.device, field="--device")
 
     def settings(self) -> dict[str, Any]:
         """The options, with those of the search, given or not, under its name."""
-        search = asdict(self.search().keywords["settings"])
+        search = asdict(self.search())
         options = {key: value for key, value in super().settings().items() if key not in search}
         return options | {self.search_name: search}
 
-    def load_pictures(self) -> attacks.Pictures:
+    def load_pictures(self) -> Pictures:
         """The victim's pictures."""
-        return attacks.load_pictures(self.image, label=self.label)
+        return attacks.federation.load_pictures(self.image, label=self.label)
 
-    def search(self) -> partial[attacks.Inversion]:
-        """The inversion with its settings."""
-        settings = attacks.DlgSettings(iterations=self.iterations, restarts=self.restarts)
-        return partial(attacks.deep_leakage, settings=settings)
+    def search(self) -> Search:
+        """How the pictures are looked for."""
+        return attacks.inversion.DeepLeakage(iterations=self.iterations, restarts=self.restarts)
 
     def model_options(self) -> dict[str, Any]:
-        """What is trained, and how: options of `make_federation`."""
-        return {"model": "lenet"}
+        """One step of a LeNet, at the rate of the plan."""
+        return {"model": "lenet", "learning_rate": self.setting().learning_rate}
 
     @abstractmethod
-    def cases(self, federation: attacks.AttackedFederation) -> Iterator[Case]:
+    def cases(self, federation: AttackedFederation) -> Iterator[Case]:
         """What is to be inverted."""
 
     def attack(self, findings: Findings, progress: Progress) -> None:
@@ -138,10 +136,7 @@ class SearchExperiment(experiment.Experiment):
 
         from niss.learning import choose_device
 
-        rate = self.setting().learning_rate
-        federation = self.federation(
-            self.load_pictures(), findings, learning_rate=rate, **self.model_options()
-        )
+        federation = self.train(findings)
         originals = federation.pictures.pixels
         losses = findings.curves["losses"] = {}
         frames, recovered = (findings.pictures.setdefault(name, {}) for name in ("frames", "recovered"))
@@ -155,12 +150,12 @@ class SearchExperiment(experiment.Experiment):
             )
             findings.rows.append(case.row(federation, inversion))
             losses[case.name] = inversion.losses
-            frames[case.name] = [(number, pictures[0]) for number, pictures in inversion.frames]
+            frames[case.name] = [(f"iter. {number}", shown[0]) for number, shown in inversion.frames]
             order = attacks.pictures.best_order(inversion.pictures, originals)
             recovered[case.name] = inversion.pictures[order]
         self.sweep(federation, findings, progress)
 
-    def sweep(self, federation: attacks.AttackedFederation, findings: Findings, progress: Progress) -> None:
+    def sweep(self, federation: AttackedFederation, findings: Findings, progress: Progress) -> None:
         """What else is to be found out, after all cases."""
 
     def charts(self, findings: Findings) -> list[Chart]:
@@ -192,11 +187,7 @@ class SearchExperiment(experiment.Experiment):
     def strips(self, findings: Findings) -> list[Strip]:
         """The original and frames of the search, for each case."""
         return [
-            experiment.strip_of(
-                name,
-                findings,
-                [(f"iter. {number}", one) for number, one in experiment.some_of(frames, _FRAMES)],
-            )
+            experiment.strip_of(name, findings, frames, _FRAMES)
             for name, frames in findings.pictures.get("frames", {}).items()
         ]
 
@@ -223,13 +214,15 @@ class MethodsExperiment(SearchExperiment):
     ] = "default"
     tau2: Annotated[float | None, Help("Distortion of received shares; default: that of the plan.")] = None
 
-    def setting(self) -> attacks.RoundSetting:
+    def setting(self) -> RoundSetting:
         """The plan of the chosen preset."""
         return self.make_setting(self.plan, tau2=self.tau2)
 
-    def cases(self, federation: attacks.AttackedFederation) -> Iterator[Case]:
+    def cases(self, federation: AttackedFederation) -> Iterator[Case]:
         """The victim's update under each method, guessed from the same round."""
-        estimate = attacks.estimate_alone if self.view == "alone" else attacks.estimate_jointly
+        estimate = (
+            attacks.estimates.estimate_alone if self.view == "alone" else attacks.estimates.estimate_jointly
+        )
         for method in self.methods:
             simulated = federation.simulate(self.setting().with_plan(method=method), self.stream("round"))
             yield Case(method, simulated, estimate(simulated.observation, VICTIM).update)
@@ -283,22 +276,23 @@ class InvertExperiment(MethodsExperiment):
     batch: Annotated[int, Help("Pictures of the victim, from the given one on.", least=1)] = 1
     model: Annotated[str, Help("mlp, cnn or lenet.", choices=experiment.MODELS)] = "mlp"
     steps: Annotated[int, Help("Local steps, each on all pictures.", least=1)] = 1
-    total_variation: Annotated[float, Help("Weight of the total variation.", flag="--tv")] = 1e-4
+    total_variation: Annotated[
+        float, Help("Weight of the total variation.", flag="--tv", least=0, below=inf)
+    ] = 1e-4
 
-    def search(self) -> partial[attacks.Inversion]:
-        """The inversion with its settings."""
-        settings = attacks.InvertSettings(
+    def search(self) -> Search:
+        """How the pictures are looked for."""
+        return attacks.inversion.InvertingGradients(
             iterations=self.iterations, restarts=self.restarts, total_variation=self.total_variation
         )
-        return partial(attacks.invert_update, settings=settings)
 
-    def load_pictures(self) -> attacks.Pictures:
+    def load_pictures(self) -> Pictures:
         """The victim's pictures, as many as `batch`."""
-        return attacks.load_pictures(self.image, count=self.batch, label=self.label)
+        return attacks.federation.load_pictures(self.image, count=self.batch, label=self.label)
 
     def model_options(self) -> dict[str, Any]:
         """The steps of the chosen model."""
-        return {"model": self.model, "steps": self.steps}
+        return {**super().model_options(), "model": self.model, "steps": self.steps}
 
     def strips(self, findings: Findings) -> list[Strip]:
         """A row of originals, and one per method."""
@@ -341,9 +335,9 @@ class JointExperiment(SearchExperiment):
         require_whole(self.points, field="points", at_least=2)
         super().check()
 
-    def cases(self, federation: attacks.AttackedFederation) -> Iterator[Case]:
+    def cases(self, federation: AttackedFederation) -> Iterator[Case]:
         """Four guesses of the same update, in the same round but for the setting and what the server knows."""
-        alone, jointly = attacks.estimate_alone, attacks.estimate_jointly
+        alone, jointly = attacks.estimates.estimate_alone, attacks.estimates.estimate_jointly
         calibrated = self.setting()
         bare = calibrated.with_plan(tau2=0.0)
         cases = (
@@ -368,7 +362,7 @@ class JointExperiment(SearchExperiment):
             f"{psnr['calibrated τ², all uploads']:.1f} dB."
         )
 
-    def sweep(self, federation: attacks.AttackedFederation, findings: Findings, progress: Progress) -> None:
+    def sweep(self, federation: AttackedFederation, findings: Findings, progress: Progress) -> None:
         """The error of the joint estimate over tau^2, measured and as the accountant predicts it."""
         import numpy as np
 
@@ -379,9 +373,9 @@ class JointExperiment(SearchExperiment):
         grid = np.geomspace(1e-10 * chosen, 100.0 * chosen, self.points)
         for number, tau2 in enumerate(grid.tolist(), start=1):
             simulated = federation.simulate(setting.with_plan(tau2=tau2), self.stream("round"))
-            guess = attacks.estimate_jointly(simulated.observation, VICTIM)
+            guess = attacks.estimates.estimate_jointly(simulated.observation, VICTIM)
             curve["tau2"].append(tau2)
-            curve["measured"].append(attacks.relative_error(guess.update, simulated.updates[VICTIM]))
+            curve["measured"].append(attacks.rounds.relative_error(guess.update, simulated.updates[VICTIM]))
             curve["predicted"].append(simulated.predicted_error(VICTIM))
             progress("sweep over τ²", number, self.points, f"τ² = {tau2:.2g}")
 

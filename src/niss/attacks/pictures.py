@@ -189,7 +189,9 @@ def read_picture(
     inputs = int(np.prod(like.shape))
     if weight.shape != (bias.size, inputs):
         raise ConfigError(
-            "the first layer of this model is not linear", field="model", hint="use the mlp, or invert_update"
+            "the first layer of this model is not linear",
+            field="model",
+            hint="use the mlp, or a search",
         )
     trust = np.ones_like(weight)
     if variance is not None and float(variance.min()) > 0.0:
@@ -254,7 +256,9 @@ def structural_similarity(one: FloatArray, other: FloatArray) -> float:
 
     ((2 m1 m2 + c1)(2 s12 + c2)) / ((m1^2 + m2^2 + c1)(s1^2 + s2^2 + c2)), c1 = 0.01^2, c2 = 0.03^2.
     """
-    window = _gaussian_window(min(_WINDOW, *one.shape[1:]))
+    width = min(_WINDOW, *one.shape[1:])
+    line = np.exp(-0.5 * ((np.arange(width) - (width - 1) / 2.0) / _SPREAD) ** 2)
+    window = np.outer(line, line) / np.outer(line, line).sum()
     values = [_similarity_map(a, b, window) for a, b in zip(one, other, strict=True)]
     return float(np.mean(values))
 
@@ -270,10 +274,3 @@ def _similarity_map(one: FloatArray, other: FloatArray, window: FloatArray) -> F
     above = (2.0 * mean_one * mean_other + _C1) * (2.0 * common + _C2)
     below = (mean_one**2 + mean_other**2 + _C1) * (spread_one + spread_other + _C2)
     return np.asarray(above / below)
-
-
-def _gaussian_window(width: int) -> FloatArray:
-    places = np.arange(width) - (width - 1) / 2.0
-    line = np.exp(-0.5 * (places / _SPREAD) ** 2)
-    window: FloatArray = np.outer(line, line)
-    return np.asarray(window / window.sum())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
 from niss.attacks.estimates import FloatArray, Observation
-from niss.attacks.experiment import PRESETS
+from niss.attacks.experiment import PRESETS, visible_names
 from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
@@ -72,7 +72,6 @@ class SimulatedRound:
 
 def simulate_round(
     updates: NDArray[np.floating[Any]],
-    weights: NDArray[np.floating[Any]],
     plan: Plan,
     *,
     stream: SimStream,
@@ -86,7 +85,6 @@ def simulate_round(
     """Clip, weigh and hide `updates` as the plan says.
 
     updates            one row of h numbers per client
-    weights            the global model that was sent out, as one vector
     share              the aggregation weights p_k; 1/m each where none are given
     records            d_k of every client, for units that count records
     colluders          seats on the adversary's side: it gets their updates and all shares they sent or received
@@ -97,18 +95,11 @@ def simulate_round(
 
     Raises ConfigError for a method under which a server sees no single upload, or whose rounds hang together.
     """
-    if plan.kind.masks_uploads:
-        raise ConfigError(
-            f"under {plan.kind.name} a server sees the sum of the uploads and no single one",
-            field="method",
-            hint="attack a method whose uploads can be seen",
-        )
-    if plan.kind.carries:
-        raise ConfigError(
-            f"the claim of {plan.kind.name} is about a whole run, and a round alone shows less",
-            field="method",
-            hint="attack a method whose rounds are protected one by one",
-        )
+    if plan.kind.masks_uploads or plan.kind.carries:
+        unseen = "a server sees the sum of the uploads and no single one"
+        why = unseen if plan.kind.masks_uploads else "claims are about a whole run, and a round shows less"
+        hint = "attack one of: " + ", ".join(visible_names())
+        raise ConfigError(f"under {plan.kind.name} {why}", field="method", hint=hint)
     size = len(updates)
     p = np.full(size, 1.0 / size) if share is None else share
     if public is None:
@@ -124,7 +115,6 @@ def simulate_round(
     drawn = add_noise(uploads, public, noise, keep_factors=keep_factors)
     observation = Observation(
         uploads=uploads,
-        weights=weights,
         plan=public,
         share=p,
         colluders=tuple(sorted(colluders)),
@@ -204,14 +194,10 @@ class RoundSetting:
         """The same setting with some fields of its plan changed."""
         return replace(self, plan=replace(self.plan, **changes))
 
-    def simulate(
-        self, updates: FloatArray, weights: NDArray[np.floating[Any]], *, stream: SimStream, **options: Any
-    ) -> SimulatedRound:
+    def simulate(self, updates: FloatArray, **options: Any) -> SimulatedRound:
         """`simulate_round` in this setting, with the same `options`."""
         share = np.ones(len(updates)) if self.unit_weights else None
-        return simulate_round(
-            updates, weights, self.plan, stream=stream, share=share, records=_PAPER_RECORDS, **options
-        )
+        return simulate_round(updates, self.plan, share=share, records=_PAPER_RECORDS, **options)
 
 
 def make_setting(

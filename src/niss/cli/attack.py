@@ -21,7 +21,7 @@ from niss.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from niss.attacks import Experiment, Findings
+    from niss.attacks.experiment import Experiment, Findings
 
 
 @dataclass(frozen=True)
