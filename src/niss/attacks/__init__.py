@@ -45,6 +45,7 @@ EXPERIMENTS = {
 }
 
 _MODULES = ("canary", "carried_runs", "estimates", "federation", "inversion", "lying", "pictures", "rounds")
+__all__ = ["EXPERIMENTS", "load_experiment", *_MODULES]
 
 
 def load_experiment(name: str) -> type[Experiment]:
