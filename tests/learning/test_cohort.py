@@ -190,9 +190,9 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 7), nn.LayerNorm(7), nn.GELU(), nn.Linear(7, 10)),
         "vmap groups",
     ),
-    "shared": (Shared, "a layer has two names"),
-    "idle": (Idle, "stacking changes its gradients"),
-    "mixing": (Mixing, "stacking changes its gradients"),
+    "shared": (Shared, "vmap groups"),
+    "idle": (Idle, "stacked, it trains differently"),
+    "mixing": (Mixing, "stacked, it trains differently"),
     "dropout": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 10)),
         "Dropout",

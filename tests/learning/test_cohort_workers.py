@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -40,10 +39,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks i
 
 @pytest.fixture(autouse=True)
 def _shared_whatever_the_clock_says(monkeypatch) -> None:
-    monkeypatch.setattr("niss.learning.cpu.WORTH_SHARING", 0.0)
-    monkeypatch.setattr("niss.learning.cpu.OWN_CORE", 0.0)
-    monkeypatch.setattr("niss.learning.cpu.TRUSTED", 0.0)
-    monkeypatch.setattr(CpuEngine, "_gains_by_workers", CpuEngine._has_workers)
+    monkeypatch.setattr(CpuEngine, "_gains_by_workers", lambda engine, _samples: engine._has_workers())
 
 
 def federation(
@@ -329,7 +325,7 @@ def test_every_formulation_gives_the_same_bits_here_and_in_workers(build, monkey
         left_to_workers = shared_by(cohort, monkeypatch)
         assert torch.equal(cohort.train(many, WORK), before)
         assert left_to_workers[0] > 0
-        monkeypatch.setattr("niss.learning.cpu.WORTH_SHARING", np.inf)
+        monkeypatch.setattr(CpuEngine, "_gains_by_workers", lambda _engine, _samples: False)
         assert torch.equal(cohort.train(many, WORK), before)
         assert len(left_to_workers) == 1
 

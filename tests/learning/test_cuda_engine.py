@@ -15,7 +15,7 @@ from niss.learning import ClippedStep, FlatLayout, Job, LocalTraining
 from niss.learning import cuda as engine_module
 from niss.learning.cohort import BatchTable, Problem, Work
 from niss.learning.cuda import CudaEngine
-from niss.learning.cuda.program import DeviceTable, Lane, PlainSteps, stacked_module
+from niss.learning.cuda.program import DeviceTable, PlainSteps, Steps, stacked_module
 from niss.randomness import SimStream
 
 WORK = LocalTraining(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
@@ -27,7 +27,7 @@ class Eager:
 
     made: ClassVar[list[int]] = []
 
-    def __init__(self, lanes: Sequence[Lane], _unrolled: int, held: int) -> None:
+    def __init__(self, lanes: Sequence[Steps], _unrolled: int, held: int) -> None:
         self.lanes, self.bytes_held = lanes, held
         self.capacity = lanes[0].table.capacity
         self.made.append(lanes[-1].table.clients.stop)
@@ -35,17 +35,17 @@ class Eager:
     def run(self, table: BatchTable, starts: Tensor) -> None:
         for lane in self.lanes:
             lane.table.restart()
-            lane.steps.load(starts if len(starts) == 1 else starts[lane.table.clients])
+            lane.load(starts if len(starts) == 1 else starts[lane.table.clients])
         for ready in table.fill():
             for lane in self.lanes:
                 lane.table.write(table, 0, ready)
         with torch.no_grad():
             for lane in self.lanes:
                 for step in range(table.steps):
-                    lane.steps.enqueue(step)
+                    lane.enqueue(step)
 
     def read(self) -> Tensor:
-        return torch.cat([lane.steps.read() for lane in self.lanes])
+        return torch.cat([lane.read() for lane in self.lanes])
 
 
 @pytest.fixture(autouse=True)

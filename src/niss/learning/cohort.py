@@ -26,7 +26,15 @@ from torch import Tensor, nn
 from niss.checks import require_whole
 from niss.errors import ConfigError
 from niss.learning.clipped import ClippedStep, clipped_gradient_step
-from niss.learning.local import Evaluation, FlatLayout, LocalTraining, require_samples, train_client
+from niss.learning.local import (
+    Evaluation,
+    FlatLayout,
+    LocalTraining,
+    batch_statistics_layers,
+    in_mode,
+    require_samples,
+    train_client,
+)
 from niss.learning.models import Cnn, Mlp
 from niss.randomness import SimStream
 
@@ -353,6 +361,53 @@ def numbers_by_start(jobs: Sequence[Job]) -> list[list[int]]:
     for number, job in enumerate(jobs):
         groups.setdefault(id(job.start), []).append(number)
     return list(groups.values())
+
+
+def why_not_stacked(
+    problem: Problem, train: Callable[[Sequence[Job], LocalTraining], Tensor], *, tolerance: float
+) -> str | None:
+    """Why clients of this module cannot share a computation, or None.
+
+    problem    its module is tried, and has other weights afterwards
+    train      the updates of jobs as one computation, to be tried
+    tolerance  what a difference in rounding stays far below, and a wrong gradient does not
+
+    Two clients with weights of their own take a step as in training, one of them on a batch that is filled up,
+    which is exact only where the samples of a batch do not meet; the reference does the same. What the loss does not
+    reach stays as it is. What the forward pass changes (running statistics) would change for finished clients too.
+    """
+    module, layout = problem.module, problem.layout
+    if layers := batch_statistics_layers(module):
+        return f"{layers[0]} mixes the samples of a batch"
+    last, start = len(problem.labels) - 1, layout.flatten(module)
+    trained = layout.trainable_mask().to(start.device)
+    other = torch.where(trained, 0.9 * start, start)
+    jobs = [
+        Job(start, torch.tensor([last, 0, last // 2]), SimStream(1)),
+        Job(other, torch.tensor([0, last]), SimStream(2)),
+    ]
+    settings = LocalTraining(epochs=1, batch_size=3, learning_rate=1.0, weight_decay=0.1)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        with in_mode(module, training=True):
+            found = train(jobs, settings)
+        changed = any(not torch.equal(buffers[name], now) for name, now in module.named_buffers())
+        for row, job in zip(found, jobs, strict=True):
+            expected = problem.update_of(job, settings)
+            if changed or bool(expected[~trained].any()):
+                return "its forward pass changes its buffers"
+            little = 1e-5 * start.norm()
+            same = (row - expected).norm() <= tolerance * expected.norm() + little
+            if bool(expected.isfinite().all()) and not bool(same & (row[expected == 0.0].norm() <= little)):
+                return "stacked, it trains differently: the samples of a batch may influence each other"
+    except Exception as error:  # whatever a user's forward raises when it is stacked or captured
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        return "it draws random numbers" if "randomness" in words[0] else f"vmap: {words[0][:120]}"
+    finally:
+        with torch.no_grad():
+            for name, now in module.named_buffers():
+                now.copy_(buffers[name])
+    return None
 
 
 class BatchTable:

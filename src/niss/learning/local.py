@@ -358,18 +358,24 @@ def borrowed(module: nn.Module, layout: FlatLayout, stream: SimStream | None) ->
 
 
 @contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Inside, torch computes with that many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def threads(count: int) -> Iterator[None]:
     """Inside, torch and BLAS compute with that many threads: small steps are fastest, and repeatable, with one.
 
     More threads than free cores make both collapse, since they spin while they wait for each other.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        with threadpool_limits(limits=count):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with torch_threads(count), threadpool_limits(limits=count):
+        yield
 
 
 @contextmanager

@@ -22,16 +22,12 @@ from niss.learning.cohort import Engine, Job, Problem, TakeUpdates, Work, number
 from niss.learning.cpu.formulations import MOST_CLIENTS, CnnLoop, MlpGroups, PlainLoop
 from niss.learning.cpu.pool import CannotLoad, Group, Pool
 from niss.learning.cpu.vmap import VmapGroups, why_not
-from niss.learning.local import Evaluation, LocalTraining, evaluate
+from niss.learning.local import Evaluation, LocalTraining, evaluate, torch_threads
 from niss.learning.models import Cnn, Mlp
 
-# Seconds of training, done and expected, from which on worker processes are worth their start: about two seconds of a
-# core each, for which this process does not wait.
-WORTH_WORKERS = 4.0
-# Seconds of training after which its pace is trusted: the first steps of a process load parts of torch.
-TRUSTED = 0.5
-# The part of a core that this process must have for itself then: less, and there is no core left for workers.
-OWN_CORE = 0.8
+# Seconds of training after which worker processes are started, which takes about as long on a core each; this process
+# does not wait for them. At worst their start doubles what was spent so far.
+WORTH_WORKERS = 2.0
 # Seconds of a round from which on it is shared with workers that are there: on a busy machine they may answer late.
 WORTH_SHARING = 0.01
 # What remains of a measured time with each round after it, so that the slower way is tried again now and then.
@@ -44,7 +40,6 @@ class Pace:
 
     total: float = 0.0
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
     samples: float = 0.0
 
     def __float__(self) -> float:
@@ -54,12 +49,11 @@ class Pace:
     @contextmanager
     def measure(self, samples: int) -> Iterator[None]:
         """Inside, so many samples are trained; it counts as much as everything before it."""
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         yield
         seconds = time.perf_counter() - began
         self.total += seconds
         self.seconds = self.seconds / 2 + seconds
-        self.cpu_seconds = self.cpu_seconds / 2 + time.process_time() - cpu_began
         self.samples = self.samples / 2 + samples
 
 
@@ -83,10 +77,11 @@ def choose_formulation(problem: Problem) -> PlainLoop:
 class CpuEngine(Engine):
     """Trains groups of clients in this process and, once there is enough to do, in worker processes beside it.
 
-    When the work that was done and what is left of the call come to `WORTH_WORKERS`, and this process has a core for
-    itself, workers are started; it trains meanwhile, and goes on as one of `workers` processes when they have loaded.
-    From then on, rounds are shared as long as that is the faster way. Who is in a group, and how it is trained, depends
-    on the jobs alone: clocks only decide where.
+    Where work is done is decided by clocks:
+    - after `WORTH_WORKERS` seconds of training here workers are started, and this process trains meanwhile;
+    - when they have loaded, what takes more than `WORTH_SHARING` is shared as long as that is the faster way.
+
+    How it is done depends on the jobs alone (`make_groups`), and so do the results, to the last bit.
     """
 
     device = torch.device("cpu")
@@ -110,20 +105,25 @@ class CpuEngine(Engine):
         """As `Engine.perform`, group by group; the same bits from this process and from workers."""
         form = self._formulation
         groups = make_groups(jobs, form.largest_group, self._workers, partial(form.gains, work))
-        left = sum(_samples(work, group) for group in groups)
+        passes = work.epochs if isinstance(work, LocalTraining) else 1
+        left = passes * sum(len(job.samples) for job in jobs)
         for pace in (self._alone, self._together):
             pace.seconds *= REMEMBERED
         try:
             while groups:
-                expected = left * float(self._alone)
-                if self._workers > 1 and self._is_worth_workers(expected):
+                if self._workers > 1 and self._alone.total > WORTH_WORKERS:
                     self._start_pool()
-                if len(groups) > 1 and expected > WORTH_SHARING and self._gains_by_workers():
-                    self._share(work, groups, take, left)
+                if len(groups) > 1 and self._gains_by_workers(left):
+                    assert self._pool is not None
+                    # The first time says nothing of the workers' pace, as they load parts of torch.
+                    with self._together.measure(left) if self._have_shared else nullcontext():
+                        self._pool.run(work, groups, take, self._train)
+                    self._have_shared = True
                 else:
-                    samples = _samples(work, groups[0])
+                    group = groups.popleft()
+                    samples = passes * sum(len(job.samples) for job in group[1])
                     with self._alone.measure(samples):
-                        self._train(work, groups.popleft(), take)
+                        self._train(work, group, take)
                     left -= samples
         except BaseException:
             # Workers in the middle of something (Ctrl-C, a death among them) are of no further use.
@@ -155,28 +155,15 @@ class CpuEngine(Engine):
         """One group, in this process."""
         numbers, jobs = group
         updates = self._updates[: len(numbers)]
-        with _one_thread():
+        with torch_threads(1):  # as in workers: the last bits of sums depend on it
             self._formulation.perform(work, jobs, updates)
         take(numbers, updates)
 
-    def _share(self, work: Work, groups: deque[Group], take: TakeUpdates, samples: int) -> None:
-        """All groups, with the workers; the first time says nothing of their pace, as they load parts of torch."""
-        assert self._pool is not None
-        with self._together.measure(samples) if self._have_shared else nullcontext():
-            self._pool.run(work, groups, take, self._train)
-        self._have_shared = True
-
-    def _is_worth_workers(self, expected: float) -> bool:
-        """Whether there is enough to do, of which `expected` seconds are left, and a core to do it."""
-        pace = self._alone
-        enough = pace.total > TRUSTED and pace.total + expected > WORTH_WORKERS
-        return enough and pace.cpu_seconds > OWN_CORE * pace.seconds
-
-    def _gains_by_workers(self) -> bool:
-        """Whether to share: with workers that are there, and faster by a tenth; both ways are tried first."""
-        alone, together = self._alone, self._together
-        faster = bool(alone.samples) and float(together) < 0.9 * float(alone)
-        return (not together.samples or faster) and self._has_workers()
+    def _gains_by_workers(self, samples: int) -> bool:
+        """Whether to share so many samples: with workers that are there, and faster by a tenth; both ways are tried."""
+        alone, together = float(self._alone), float(self._together)
+        faster = not self._together.samples or together < 0.9 * alone < math.inf
+        return faster and samples * alone > WORTH_SHARING and self._has_workers()
 
     def _has_workers(self, timeout: float | None = 0.0) -> bool:
         """Whether all workers have loaded; without them for good where they cannot load the module."""
@@ -192,12 +179,6 @@ class CpuEngine(Engine):
             self._pool, self._have_shared = Pool(self._formulation, self._workers - 1), False
             # One copy of the data is enough: the shared one serves this process too.
             self._formulation = replace(self._formulation, problem=self._pool.problem)
-
-
-def _samples(work: Work, group: Group) -> int:
-    """How many samples a group goes through."""
-    passes = work.epochs if isinstance(work, LocalTraining) else 1
-    return passes * sum(len(job.samples) for job in group[1])
 
 
 def make_groups(
@@ -244,14 +225,3 @@ def _split(
         for begin in range(first, end, step):
             yield tuple(order[begin : begin + step]), mine[begin : begin + step]
         first = end
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside, torch computes with one thread, as workers do: the last bits of its sums depend on that."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

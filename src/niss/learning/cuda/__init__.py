@@ -14,6 +14,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -21,18 +22,26 @@ import torch
 from torch import Tensor, nn
 
 from niss.learning.clipped import ClippedStep, clipped_gradient_steps, clipped_mlp_steps
-from niss.learning.cohort import BatchTable, Engine, Job, Problem, TakeUpdates, Work, numbers_by_start
+from niss.learning.cohort import (
+    BatchTable,
+    Engine,
+    Job,
+    Problem,
+    TakeUpdates,
+    Work,
+    numbers_by_start,
+    why_not_stacked,
+)
 from niss.learning.cuda.program import (
     UNROLLED,
     DeviceTable,
     GraphedSteps,
-    Lane,
     PlainSteps,
     StackedForward,
     Steps,
     stacked_mlp,
     stacked_module,
-    why_not_stacked,
+    train_once,
 )
 from niss.learning.local import Evaluation, LocalTraining, in_mode, require_logits, require_samples, score
 from niss.learning.models import Cnn, Mlp
@@ -52,6 +61,8 @@ _WORTH_UNROLLING = 3
 _LARGEST_STEP = 768 * 2**20
 # Samples whose gradients are computed at once, at most: more gain nothing.
 _MOST_SAMPLES = 4096
+# Of the trial of stacked clients: TF32 stays far below it.
+_TOLERANCE = 2e-2
 # Samples of a batch of evaluation: for any module, for the convolutions, whose outputs are held, and for an `Mlp`.
 _ROWS, _CONVOLVED, _FLAT = 5000, 2500, 50_000
 
@@ -93,7 +104,7 @@ def choose_formulation(problem: Problem) -> Formulation:
         line = f"{name} in fused Triton kernels in a CUDA graph (batches above {LARGEST_BATCH}: {plain})"
         return Formulation(line, forward, triton=True)
     forward = stacked_module(module)
-    reason = why_not_stacked(problem, forward)
+    reason = why_not_stacked(problem, partial(train_once, problem, forward), tolerance=_TOLERANCE)
     if reason is None:
         recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
         at_least = _WORTH_UNROLLING if recurrent else 1
@@ -341,8 +352,7 @@ class CudaEngine(Engine):
         for some in steps:
             some.load(problem.layout.flatten(problem.module))
         held = torch.cuda.memory_allocated(self.device) - before
-        lanes = [Lane(some, own) for some, own in zip(steps, tables, strict=True)]
-        return GraphedSteps(lanes, UNROLLED if formulation.triton else 2, held)
+        return GraphedSteps(steps, UNROLLED if formulation.triton else 2, held)
 
     @contextmanager
     def _precision(self) -> Iterator[None]:

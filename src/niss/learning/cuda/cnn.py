@@ -233,7 +233,7 @@ class CnnSteps(Convolutions, Steps):
         grid_slope are the halves of the bordered slope in the second convolution's outputs; parts1, parts2 and
         bias_parts2 are the parts of gradients.
         """
-        self._layout = problem.layout
+        self.table, self._layout = table, problem.layout
         shared = LinearSteps(table, problem.labels, settings, precision)
         super().__init__(problem.inputs, shared, beside=beside)
         clients, rows, device = self._shared.clients, self._shared.rows, self._device

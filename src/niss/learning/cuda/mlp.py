@@ -156,7 +156,7 @@ class MlpSteps(Steps):
         self, problem: Problem, table: DeviceTable, settings: LocalTraining, *, precision: str
     ) -> None:
         """For an `Mlp` as built; `precision` is that of the kernels' `product`."""
-        self._layout, self._data = problem.layout, problem.inputs.flatten(1)
+        self.table, self._layout, self._data = table, problem.layout, problem.inputs.flatten(1)
         self._shared = LinearSteps(table, problem.labels, settings, precision)
         shapes = self._layout.shapes[::2]
         clients, rows, device = self._shared.clients, self._shared.rows, self._data.device

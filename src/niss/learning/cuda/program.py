@@ -3,14 +3,12 @@
 All clients are one computation: weights [clients, ...], inputs [clients, batch, ...]. A `Steps` says how one step
 is enqueued (`PlainSteps` here, the Triton kernels in `mlp` and `cnn`); `GraphedSteps` captures some of them once
 and replays them, while the processor already draws the batches of the next epoch. The clients may be dealt to several
-lanes, which do not wait for each other: while one waits for memory, another computes. Whether clients of a module can
-share a computation is tried on two of them, against the reference (`why_not_stacked`).
+lanes, which do not wait for each other: while one waits for memory, another computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,15 +16,12 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from niss.learning.cohort import BatchTable, Job, Problem
-from niss.learning.local import FlatLayout, LocalTraining, batch_statistics_layers, in_mode, sample_losses
+from niss.learning.local import FlatLayout, LocalTraining, sample_losses
 from niss.learning.models import Mlp
 from niss.learning.stackable import as_function
-from niss.randomness import SimStream
 
 # Steps in one graph: launching a graph costs about as much as a small kernel.
 UNROLLED = 10
-# What a difference in rounding stays far below, in TF32 too, and a wrong gradient does not.
-_TOLERANCE = 2e-2
 
 # Entries by name, trained ones [clients, ...], and inputs [clients, batch, ...] to logits [clients, batch, classes],
 # or [clients, batch, positions, classes].
@@ -75,7 +70,12 @@ class DeviceTable:
 
 
 class Steps(Protocol):
-    """A formulation of the SGD steps of many clients, fit for capture in a CUDA graph."""
+    """A formulation of the SGD steps of many clients, fit for capture in a CUDA graph: tensors keep their addresses.
+
+    table  their batches
+    """
+
+    table: DeviceTable
 
     def load(self, starts: Tensor) -> None:
         """Begin at `starts`, [clients, h] or one vector for all."""
@@ -104,7 +104,7 @@ class PlainSteps(Steps):
     ) -> None:
         inputs = problem.inputs
         self._layout, self._settings = problem.layout, settings
-        self._forward, self._inputs, self._labels, self._table = forward, inputs, problem.labels, table
+        self._forward, self._inputs, self._labels, self.table = forward, inputs, problem.labels, table
         self._trained = trained_pieces(problem.layout)
         clients, size = table.sizes.shape[1], sum(last - first for first, last in self._trained.values())
         # Weights and velocities of the trained entries, one after another; of all others, those of `_common`.
@@ -136,9 +136,9 @@ class PlainSteps(Steps):
         return everything
 
     def enqueue(self, offset: int) -> None:
-        step = self._table.counter + offset
-        rows = self._table.rows.index_select(0, step)[0].long()
-        sizes = self._table.sizes.index_select(0, step)[0]
+        step = self.table.counter + offset
+        rows = self.table.rows.index_select(0, step)[0].long()
+        sizes = self.table.sizes.index_select(0, step)[0]
         counts = self._places < sizes[:, None]
         entries = {name: entry.detach() for name, entry in self._entries.items()}
         leaves = [entries[name].requires_grad_() for name in self._trained]
@@ -216,24 +216,16 @@ def stacked_module(module: nn.Module, *, products: bool = True) -> StackedForwar
     )
 
 
-@dataclass(frozen=True)
-class Lane:
-    """Some clients: the steps that they take, whose tensors must keep their addresses, and their batches."""
-
-    steps: Steps
-    table: DeviceTable
-
-
 class GraphedSteps:
     """Steps captured once and replayed, `unrolled` of them a launch, counted on the device.
 
-    lanes       all clients in order; each lane has a stream of its own
+    lanes       the steps of all clients in order; each lane has a stream of its own
     bytes_held  the device memory that the steps take as long as this lives
 
     A launch that runs over the last step of a table finds steps of size 0, in which nobody moves.
     """
 
-    def __init__(self, lanes: Sequence[Lane], unrolled: int, bytes_held: int) -> None:
+    def __init__(self, lanes: Sequence[Steps], unrolled: int, bytes_held: int) -> None:
         self._lanes, self._unrolled = lanes, unrolled
         self.bytes_held = bytes_held
         device = lanes[0].table.sizes.device
@@ -243,7 +235,7 @@ class GraphedSteps:
         with torch.cuda.graph(self._graph):
             self._beside(streams, self._take_steps)
 
-    def _beside(self, streams: Sequence[torch.cuda.Stream], work: Callable[[Lane], None]) -> None:
+    def _beside(self, streams: Sequence[torch.cuda.Stream], work: Callable[[Steps], None]) -> None:
         """Every lane's `work` on its stream, after what is enqueued now and before what comes next."""
         current = torch.cuda.current_stream(streams[0].device)
         for stream, lane in zip(streams, self._lanes, strict=True):
@@ -253,14 +245,14 @@ class GraphedSteps:
         for stream in streams:
             current.wait_stream(stream)
 
-    def _try_out(self, lane: Lane) -> None:
+    def _try_out(self, lane: Steps) -> None:
         """Every size is 0: nobody moves while kernels are compiled and handles are made."""
-        lane.steps.enqueue(0)
-        lane.steps.finish()
+        lane.enqueue(0)
+        lane.finish()
 
-    def _take_steps(self, lane: Lane) -> None:
+    def _take_steps(self, lane: Steps) -> None:
         for offset in range(self._unrolled):
-            lane.steps.enqueue(offset)
+            lane.enqueue(offset)
         lane.table.counter.add_(self._unrolled)
 
     @property
@@ -273,7 +265,7 @@ class GraphedSteps:
         drawn."""
         for lane in self._lanes:
             lane.table.restart()
-            lane.steps.load(starts if len(starts) == 1 else starts[lane.table.clients])
+            lane.load(starts if len(starts) == 1 else starts[lane.table.clients])
         written = launched = 0
         for ready in table.fill():
             for lane in self._lanes:
@@ -285,74 +277,31 @@ class GraphedSteps:
                 self._graph.replay()
                 launched += self._unrolled
         for lane in self._lanes:
-            lane.steps.finish()
+            lane.finish()
 
     def read(self) -> Tensor:
         """The trained weights, [clients, h], a new tensor."""
-        weights = [lane.steps.read() for lane in self._lanes]
+        weights = [lane.read() for lane in self._lanes]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
-def why_not_stacked(problem: Problem, forward: StackedForward) -> str | None:
-    """Why clients of this module cannot share a computation in a CUDA graph, or None.
-
-    Two clients with weights of their own take a step as in training, one of them on a batch that is filled up,
-    which is exact only where the samples of a batch do not meet. What the forward pass changes (running statistics)
-    would change for finished clients too.
-    """
-    module = problem.module
-    if layers := batch_statistics_layers(module):
-        return f"{layers[0]} mixes the samples of a batch"
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    try:
-        with in_mode(module, training=True):
-            return _compare(problem, forward)
-    except Exception as error:  # whatever a user's forward raises when it is stacked or captured
-        return _in_words(error)
-    finally:
-        with torch.no_grad():
-            for name, now in module.named_buffers():
-                now.copy_(buffers[name])
-
-
-def _compare(problem: Problem, forward: StackedForward) -> str | None:
-    module, layout, device = problem.module, problem.layout, problem.labels.device
-    last = len(problem.labels) - 1
-    start = layout.flatten(module)
-    trained = layout.trainable_mask().to(device)
-    other = torch.where(trained, 0.9 * start, start)
-    jobs = [
-        Job(start, torch.tensor([last, 0, last // 2]), SimStream(1)),
-        Job(other, torch.tensor([0, last]), SimStream(2)),
-    ]
-    settings = LocalTraining(epochs=1, batch_size=3, learning_rate=1.0)
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+def train_once(
+    problem: Problem, forward: StackedForward, jobs: Sequence[Job], settings: LocalTraining
+) -> Tensor:
+    """The updates of these jobs in plain torch, [jobs, h], captured for this once; on a processor step by step."""
+    device = problem.labels.device
     table = BatchTable(jobs, settings)
     resident = DeviceTable(table.steps + 2, len(jobs), table.width, device)
     steps = PlainSteps(forward, problem, resident, settings)
-    starts = torch.stack([start, other])
+    starts = torch.stack([job.start for job in jobs])
+    steps.load(starts)
     if device.type == "cuda":
-        steps.load(starts)
-        GraphedSteps([Lane(steps, resident)], 1, 0).run(table, starts)
+        GraphedSteps([steps], 1, 0).run(table, starts)
     else:
-        for ready in table.fill():
-            resident.write(table, 0, ready)
-        steps.load(starts)
-        steps.enqueue(0)
-    found = steps.read() - starts
-    changed = any(not torch.equal(buffers[name], now) for name, now in module.named_buffers())
-    if changed or bool(found[:, ~trained].any()):
-        return "its forward pass changes its buffers"
-    for row, job in zip(found, jobs, strict=True):
-        expected = problem.update_of(job, settings)
-        allowed = _TOLERANCE * expected.norm() + 1e-5 * start.norm()
-        if bool(expected.isfinite().all()) and not bool((row - expected).norm() <= allowed):
-            return "stacked, it trains differently: the samples of a batch may influence each other"
-    return None
-
-
-def _in_words(error: Exception) -> str:
-    words = str(error).strip().splitlines() or [type(error).__name__]
-    if "randomness" in words[0]:
-        return "it draws random numbers"
-    return f"vmap: {words[0][:120]}"
+        for _ in table.fill():
+            pass
+        resident.write(table, 0, table.steps)
+        with torch.no_grad():
+            for offset in range(table.steps):
+                steps.enqueue(offset)
+    return steps.read() - starts
