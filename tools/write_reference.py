@@ -115,7 +115,7 @@ def exit_codes_page() -> Iterator[str]:
     yield "# Exit codes"
     yield "Made from `niss.cli.errors` and `niss.errors` by `tools/write_reference.py`."
     yield _table(
-        "Code | Name | Meaning", ((str(one.code), one.name, _cell(one.meaning)) for one in EXIT_CODES)
+        "Code | Name | Meaning", ((str(code), name, _cell(meaning)) for code, name, meaning in EXIT_CODES)
     )
     yield "In Python the same errors are exceptions; the command line turns them into codes:"
     kinds = (errors.NissError, *errors.NissError.__subclasses__())

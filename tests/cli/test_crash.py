@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from niss.cli.errors import log_folder
 from niss.redaction import REDACTED
 
 SEED = bytes(range(100, 132))
@@ -65,15 +64,11 @@ FORMS = [
 ]
 
 
-def crash(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XDG_STATE_HOME": str(state), "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-c", CRASHING, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def crash(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the commands above; `XDG_STATE_HOME` or `HOME` say where its log goes."""
+    command = [sys.executable, "-c", CRASHING, *arguments]
+    environment = {**os.environ, "COLUMNS": "200"} | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("command", ["plain", "chained"])
@@ -81,7 +76,7 @@ def crash(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
 def test_a_crash_is_told_in_two_lines_and_logged_without_secrets(
     tmp_path: Path, command: str, debug: bool
 ) -> None:
-    done = crash(*(["--debug"] if debug else []), command, state=tmp_path)
+    done = crash(*(["--debug"] if debug else []), command, XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 1
     assert done.stdout == ""
     *trace, error, hint = done.stderr.splitlines()
@@ -108,7 +103,7 @@ def test_a_crash_is_told_in_two_lines_and_logged_without_secrets(
 
 def test_a_log_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "niss").write_text("a file where the folder should be")
-    done = crash("plain", state=tmp_path)
+    done = crash("plain", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     *_, error, hint = done.stderr.splitlines()
@@ -117,13 +112,14 @@ def test_a_log_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
 
 
 def test_an_intended_error_is_no_crash(tmp_path: Path) -> None:
-    done = crash("--debug", "report", str(tmp_path / "absent"), state=tmp_path)
+    done = crash("--debug", "report", str(tmp_path / "absent"), XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 5
     assert "crashed" not in done.stderr
     assert not (tmp_path / "niss").exists()
 
 
-def test_where_logs_go() -> None:
-    assert log_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/niss")
-    assert log_folder({}) == Path.home() / ".local/state/niss"
-    assert log_folder({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local/state/niss"
+@pytest.mark.parametrize("state", ["", "relative"])
+def test_without_a_usable_place_logs_go_below_home(tmp_path: Path, state: str) -> None:
+    crash("plain", HOME=str(tmp_path), XDG_STATE_HOME=state)
+    [log] = (tmp_path / ".local/state/niss").iterdir()
+    assert "IndexError" in log.read_text()

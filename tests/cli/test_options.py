@@ -142,7 +142,7 @@ def test_help_comes_from_the_docstrings() -> None:
 def test_names_and_metadata() -> None:
     fields = Settings.__dataclass_fields__
     assert [flag_of(fields[name]) for name in ("rate", "quickly", "folder", "more")] == [
-        *("--lr", "--quickly", "FOLDER", "--set"),
+        *("--lr", "--quickly", "FOLDER", "--set")
     ]
     assert fields["more"].metadata["key"] == "kept"
     options = {one.name: one for one in typer.main.get_command(made(Settings)[1]).params}

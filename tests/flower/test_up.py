@@ -125,7 +125,7 @@ def test_a_run_that_failed_or_gave_nothing_is_an_error(bring_up, monkeypatch):
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(bring_up, tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="is not a Flower app"):
+    with pytest.raises(ConfigError, match="is no Flower app"):
         bring_up(app=tmp_path / "nothing")
     with pytest.raises(ConfigError, match="is not empty"):
         bring_up(keep=tmp_path)

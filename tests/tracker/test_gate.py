@@ -67,10 +67,7 @@ def test_a_body_is_handed_on_whole() -> None:
 
 
 def test_a_body_that_is_too_large_is_cut_off_wherever_that_shows() -> None:
-    for receive, headers in (
-        (chunks(b"123456", b"78901"), []),
-        (forever, [(b"content-length", b"11")]),
-    ):
+    for receive, headers in ((chunks(b"123456", b"78901"), []), (forever, [(b"content-length", b"11")])):
         status, body, extra = ask(echo, receive, headers=headers)
         assert (status, body["error"]["field"], extra["connection"]) == (413, "body", "close")
 

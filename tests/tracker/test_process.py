@@ -88,13 +88,7 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
     for _ in range(3):
         identity = Identity.generate(entropy)
         clients.append(
-            Client(
-                identity,
-                policy,
-                assess=lambda *_: 0.5,
-                charge=lambda *_: None,
-                persist=lambda _: None,
-            )
+            Client(identity, policy, assess=lambda *_: 0.5, charge=lambda *_: None, persist=lambda _: None)
         )
         lines.append(TrackerClient(running.url, identity))
         assert lines[-1].register(clients[-1].enrol(3, entropy)).accepted == 3

@@ -14,14 +14,7 @@ from typing import NoReturn
 import typer
 
 from niss.cli import account, attack, data, plan, reproduce, services, simulate, up
-from niss.cli.errors import (
-    CRASHED,
-    INTERRUPTED,
-    codes_in_short,
-    optional_packages,
-    print_error,
-    report_crash,
-)
+from niss.cli.errors import CRASHED, EXIT_CODES, INTERRUPTED, optional_packages, print_error, report_crash
 from niss.cli.launch import only_first_speaks, refuse_together
 from niss.cli.options import Quiet, examples, register
 from niss.cli.terminal import STATE
@@ -34,7 +27,7 @@ app = typer.Typer(
         "niss compare --preset demo --out runs/demo      a first look",
         "niss plan --participants 200 --epsilon 3 --participations 6",
         "niss --quiet run --rounds 20 --out runs/a",
-        more=f"Exit codes: {codes_in_short()}.",
+        more=f"Exit codes: {', '.join(f'{code} {name}' for code, name, _ in EXIT_CODES)}.",
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -55,9 +55,9 @@ def account_command(options: AccountOptions) -> None:
     ledgers = {label: LedgerFile.read(path) for label, path in paths.items()}
     for ledger in ledgers.values():
         if client is not None and client not in ledger.clients:
-            raise ConfigError(
-                f"client {client!r} is not in {ledger.path}", field="--client", hint=_client_range(ledger)
-            )
+            known = ledger.clients
+            hint = f"its clients: {known[0]} to {known[-1]}" if known else "nobody was charged yet"
+            raise ConfigError(f"client {client!r} is not in {ledger.path}", field="--client", hint=hint)
         if ledger.torn:
             warn(f"{ledger.path}: the last line is incomplete (a crash, or a run in progress) and ignored")
     comparison = run.is_dir() and not (run / LEDGER).is_file()
@@ -91,21 +91,13 @@ def find_ledgers(run: Path) -> dict[str, Path]:
         return {order[0] if len(order) == 1 else run.resolve().name: run / LEDGER}
     labels = sorted(path.parent.name for path in run.glob(f"*/{LEDGER}"))
     if not labels:
-        raise RunFolderError(
-            f"{run} does not contain {LEDGER}",
-            hint="give the folder of a run or a comparison; an older niss wrote no ledger: run it again",
-        )
+        hint = "give the folder of a run or a comparison"
+        raise RunFolderError(f"{run} does not contain {LEDGER}", hint=hint)
     missing = [name for name in order if name not in labels]
     if missing:
         say(f"no ledger yet for: {', '.join(missing)}")
     labels.sort(key=lambda label: order.index(label) if label in order else len(order))
     return {label: run / label / LEDGER for label in labels}
-
-
-def _client_range(ledger: LedgerFile) -> str:
-    """A hint: which clients a ledger has."""
-    clients = ledger.clients
-    return f"its clients: {clients[0]} to {clients[-1]}" if clients else "nobody was charged yet"
 
 
 def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
@@ -156,27 +148,25 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
         notes.append(f"and {len(rows) - _MOST_ROWS} more clients, none of them worse off")
     if client is not None:
         claim = next(row.epsilon_claim for row in rows if row.client == client)
-        notes.append(
-            f"client {client}: claim {'none' if claim is None else 'epsilon ' + format_claim(claim)}"
-        )
+        words = "none" if claim is None else f"epsilon {format_claim(claim)}"
+        notes.append(f"client {client}: claim {words}")
     if is_heuristic(ledger):
         notes.append("The noise follows a heuristic that proves nothing: mu is a label here, not a promise.")
     elif any(row.epsilon_claim is not None for row in rows):
-        notes.append(
-            "The claim was fixed in advance and is what is promised; spent is only where the total stands."
-        )
+        notes.append("The claim was fixed in advance and is promised; spent is only where the total stands.")
     else:
         notes.append("Nothing was promised in advance: spent tells what happened, not what was claimed.")
     notes += _limit_notes(ledger)
     bases = {str(entry.basis.get("method")): entry.basis for entry in ledger.entries}
     for name, basis in sorted(bases.items()):
-        if name in METHODS and (note := METHODS[name].ledger_note(basis)):
+        if name not in METHODS:
+            continue
+        if note := METHODS[name].ledger_note(basis):
             notes.append(note)
-        if name in METHODS and METHODS[name].trusts_server:
-            notes.append(
-                f"{name}: against those who see the released models"
-                f"{' and know who took part' if METHODS[name].secret_draw else ''}; its server sees every bare update."
-            )
+        if METHODS[name].trusts_server:
+            others = " and know who took part" if METHODS[name].secret_draw else ""
+            seen = f"{name}: against those who see the released models{others}"
+            notes.append(f"{seen}; its server sees every bare update.")
     return notes
 
 

@@ -56,10 +56,7 @@ def list_command(as_json: Annotated[bool, typer.Option("--json", help="Print as 
         for info in datasets
     ]
     header = ("Name", "Kind", "Shape", "Train", "Test", "Clients", "Here", "Description")
-    spare = [header.index(name) for name in ("Shape", "Test", "Train")]
-    print_table(
-        header, rows, right=lambda column: header[column] in ("Train", "Test", "Clients"), spare=spare
-    )
+    print_table(header, rows, left=(0, 1, 2, 6, 7), spare=(2, 4, 3))
 
 
 @register(app, "get")

@@ -6,9 +6,8 @@ A crash is two lines: what happened, and the file that holds the whole traceback
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -21,33 +20,23 @@ class MissingPackageError(ConfigError):
     """An optional package that a command needs is not installed."""
 
 
-@dataclass(frozen=True)
-class ExitCode:
-    """A code, what it is called in a list, and when it is used."""
-
-    code: int
-    name: str
-    meaning: str
-
-
-EXIT_CODES = (
-    ExitCode(0, "done", "The command did what it was asked to."),
-    ExitCode(
-        1,
-        "failed",
-        "`niss verify` found a claim that does not hold, a deployment did not finish, or niss itself crashed.",
-    ),
-    ExitCode(2, "bad settings", "A setting, argument or command that cannot be used; nothing was started."),
-    ExitCode(3, "data", "A dataset is missing, damaged or cannot be fetched."),
-    ExitCode(4, "privacy", "The work would break, overspend or overstate a privacy guarantee."),
-    ExitCode(5, "run folder", "A run folder cannot be written, resumed or read."),
-    ExitCode(6, "protocol", "This side or the other side did something the protocol forbids."),
-    ExitCode(
-        7, "ranks", "One of several processes of a run died; the others ended, and the run can be resumed."
-    ),
-    ExitCode(130, "interrupted", "Ctrl-C; the last line says what was kept and how to go on."),
+_FAILED = (
+    "`niss verify` found a claim that does not hold, a deployment did not finish, or niss itself crashed."
 )
-"""Every code with which `niss` can end; docs/reference/exit-codes.md is this table, and a test compares the two."""
+_RANKS = "One of several processes of a run died; the others ended, and the run can be resumed."
+# Every code with which `niss` can end, what it is called, and when it is used; docs/reference/exit-codes.md is this
+# table, and a test compares the two.
+EXIT_CODES = (
+    (0, "done", "The command did what it was asked to."),
+    (1, "failed", _FAILED),
+    (2, "bad settings", "A setting, argument or command that cannot be used; nothing was started."),
+    (3, "data", "A dataset is missing, damaged or cannot be fetched."),
+    (4, "privacy", "The work would break, overspend or overstate a privacy guarantee."),
+    (5, "run folder", "A run folder cannot be written, resumed or read."),
+    (6, "protocol", "This side or the other side did something the protocol forbids."),
+    (7, "ranks", _RANKS),
+    (130, "interrupted", "Ctrl-C; the last line says what was kept and how to go on."),
+)
 CRASHED = 1
 INTERRUPTED = 130
 
@@ -60,11 +49,6 @@ _PACKAGES = {
     "redis": ("stores data in Redis", "'niss[tracker]'"),
 }
 """Optional packages: what a command that needs one does, and what pip should install."""
-
-
-def codes_in_short() -> str:
-    """All codes in one line, for the help."""
-    return ", ".join(f"{one.code} {one.name}" for one in EXIT_CODES)
 
 
 def print_error(error: NissError) -> None:
@@ -101,7 +85,7 @@ def report_crash(error: BaseException, arguments: Sequence[str], *, debug: bool)
     trace = safe_traceback(error)
     summary = redact("".join(traceback.format_exception_only(error))).strip().splitlines()[0]
     try:
-        path = _write_log(log_folder(os.environ), trace, arguments)
+        path = _write_log(trace, arguments)
         where = f"hint: the traceback is in {path}; please report it."
         where += "" if debug else " `niss --debug ...` shows it here"
     except (OSError, RuntimeError) as fault:
@@ -109,19 +93,14 @@ def report_crash(error: BaseException, arguments: Sequence[str], *, debug: bool)
         where = f"hint: the traceback is above; it could not be written to a file: {fault}"
     if debug:
         typer.echo(trace, err=True, nl=False)
-    typer.echo(f"error: niss crashed: {summary}", err=True)
-    typer.echo(where, err=True)
+    typer.echo(f"error: niss crashed: {summary}\n{where}", err=True)
 
 
-def log_folder(environment: Mapping[str, str]) -> Path:
-    """`$XDG_STATE_HOME/niss`, by default `~/.local/state/niss`."""
-    state = Path(environment.get("XDG_STATE_HOME", ""))
-    # The specification has relative paths ignored.
-    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "niss"
+def _write_log(trace: str, arguments: Sequence[str]) -> Path:
+    """A new file that only its owner can read, in `$XDG_STATE_HOME/niss`, by default `~/.local/state/niss`.
 
-
-def _write_log(folder: Path, trace: str, arguments: Sequence[str]) -> Path:
-    """A new file that only its owner can read: what was run with which versions, and the traceback."""
+    It holds what was run with which versions, and the traceback.
+    """
     import platform
     import shlex
     from datetime import UTC, datetime
@@ -129,6 +108,9 @@ def _write_log(folder: Path, trace: str, arguments: Sequence[str]) -> Path:
     from niss.redaction import redact
     from niss.version import __version__
 
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The specification has relative paths ignored.
+    folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "niss"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = datetime.now(UTC)
     path = folder / f"crash-{now:%Y%m%dT%H%M%S}-{os.getpid()}.log"

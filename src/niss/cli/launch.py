@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -90,32 +91,42 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
         "LOCAL_WORLD_SIZE": str(count),
     }
     processes: list[subprocess.Popen[bytes]] = []
+
+    def wait(end: Callable[[], bool] = lambda: False, seconds: float = _GRACE) -> None:
+        """Wait until all have ended, or until `end`, or for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not end() and any(one.poll() is None for one in processes):
+            time.sleep(0.05)
+
+    def send(number: signal.Signals) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
     before = signal.signal(signal.SIGTERM, _end)
     try:
         for number, own in enumerate(environments):
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
-            processes.append(
-                subprocess.Popen(list(command), env={**common, **own, **place}, start_new_session=True)
-            )
+            environment = {**common, **own, **place}
+            processes.append(subprocess.Popen(list(command), env=environment, start_new_session=True))
         try:
-            _watch(processes)
+            wait(lambda: any(process.poll() for process in processes), math.inf)
+            wait()
             killed = {number: -code for number, one in enumerate(processes) if (code := one.poll() or 0) < 0}
         except KeyboardInterrupt:
-            _signal(processes, signal.SIGINT)
-            _wait(processes, _GRACE)
+            send(signal.SIGINT)
+            wait()
             STATE.interruption_reported = True  # by rank 0
             return INTERRUPTED
     finally:
-        _signal(processes, signal.SIGTERM)
-        _wait(processes, _GRACE)
-        _signal(processes, signal.SIGKILL)
+        send(signal.SIGTERM)
+        wait()
+        send(signal.SIGKILL)
         signal.signal(signal.SIGTERM, before)
     if killed:
         words = ", ".join(f"rank {number} by signal {by}" for number, by in killed.items())
-        raise RanksError(
-            f"ranks were killed: {words}",
-            hint="every whole round is kept. Go on with: niss run --resume FOLDER",
-        )
+        hint = "every whole round is kept. Go on with: niss run --resume FOLDER"
+        raise RanksError(f"ranks were killed: {words}", hint=hint)
     # That of the first rank which failed by itself; those that were ended here have negative ones.
     codes = [process.wait() for process in processes]
     return next((code for code in codes if code > 0), int(any(codes)))
@@ -123,24 +134,3 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
 
 def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
-
-
-def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait until all have ended, or one has failed and the others had time to end as well."""
-    while any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes):
-            _wait(processes, _GRACE)
-            return
-        time.sleep(0.05)
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and any(process.poll() is None for process in processes):
-        time.sleep(0.05)
-
-
-def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(number)

@@ -46,8 +46,7 @@ from niss.errors import ConfigError
 from niss.settings import check, described
 
 Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", callback=be_quiet, help="Print only results and errors."),
+    bool, typer.Option("--quiet", "-q", callback=be_quiet, help="Print only results and errors.")
 ]
 """The `--quiet` of a command, which is also an option of `niss` itself; `terminal.is_quiet` asks for both."""
 

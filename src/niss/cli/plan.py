@@ -57,7 +57,13 @@ def plan_command(asked: dict[str, Any], output: PlanOutput) -> None:
         planned = question.forecast(progress)
     values = question.to_json(planned)
     if output.plot is not None:
-        _plot(values, output.plot)
+        from niss.report.run_charts import plan_chart, save_charts
+
+        if not values["carry"] and not values["curve"]:
+            raise ConfigError(
+                "a given tau2 has no trade-off to draw", field="--plot", hint="leave out --tau2"
+            )
+        save_charts(output.plot, [plan_chart(values)])
     if output.as_json:
         print_json(values)
         return
@@ -77,52 +83,29 @@ def _print_plan(planned: PlanForecast) -> None:
     """
     from niss.claims import rounded_up
 
-    plan = planned.plan
-    epsilon = planned.epsilon_joint
+    plan, epsilon, size = planned.plan, planned.epsilon_joint, planned.participants
+    colluders, often = plan.colluders, _often(plan.participations)
     promise = "no guarantee" if epsilon is None else f"epsilon {rounded_up(epsilon)}"
-    often = f"{plan.participations} participation{'s' * (plan.participations != 1)}"
-    rows: list[tuple[str, str, str]] = [
-        (
-            "promise, joint view",
-            promise,
-            f"at delta {plan.delta:g} over {often}, {plan.relation}",
-        ),
-        ("", "", _adversary(planned)),
-        (
-            "promise, marginal view",
-            f"epsilon {rounded_up(planned.epsilon_marginal)}",
-            "one upload alone: what the paper counts",
-        ),
-        (
-            "neighbours",
-            f"{planned.neighbours:g}",
-            f"{plan.graph} graph of {planned.participants} participants",
-        ),
-        ("kappa", f"{planned.kappa:.3g}", "strength of the shares, in units of sigma_k^2"),
-        ("tau^2", f"{planned.tau2:.4g}", "distortion of received shares, " + _origin(planned)),
-        ("sigma_k", f"{planned.sigma:.4g}", "noise a client would need alone, on its upload p_k x_k"),
-        (
-            "noise in the sum",
-            f"{planned.aggregate_variance_ratio_to_central:.3g} x",
-            "what a trusted server would add",
-        ),
-        ("", f"{planned.aggregate_variance_ratio_to_local:.3g} x", "what DP-FedAvg would leave"),
-        (
-            "",
-            f"{planned.aggregate_variance_ratio_ideal:.3g} x",
-            "would be enough with ideal secure aggregation and distributed noise",
-        ),
+    against = f" and {colluders} static colluders of {size}" if colluders else "; no client colludes"
+    origin = "as given" if plan.tau2 is not None else "calibrated anew for each round's graph"
+    as_seeds = planned.to_json()["bytes_per_client"]["shares sent as seeds"]
+    rows = [
+        f"promise, joint view | {promise} | at delta {plan.delta:g} over {often}, {plan.relation}",
+        f"| | against a server that sees every upload{against}",
+        f"promise, marginal view | epsilon {rounded_up(planned.epsilon_marginal)} "
+        "| one upload alone: what the paper counts",
+        f"neighbours | {planned.neighbours:g} | {plan.graph} graph of {size} participants",
+        f"kappa | {planned.kappa:.3g} | strength of the shares, in units of sigma_k^2",
+        f"tau^2 | {planned.tau2:.4g} | distortion of received shares, {origin}",
+        f"sigma_k | {planned.sigma:.4g} | noise a client would need alone, on its upload p_k x_k",
+        f"noise in the sum | {planned.aggregate_variance_ratio_to_central:.3g} x | what a trusted server would add",
+        f"| {planned.aggregate_variance_ratio_to_local:.3g} x | what DP-FedAvg would leave",
+        f"| {planned.aggregate_variance_ratio_ideal:.3g} x "
+        "| would be enough with ideal secure aggregation and distributed noise",
     ]
     if planned.dropout_part:
-        rows.append(("", f"{planned.dropout_part:.3g} x", "of it left uncancelled by dropped clients"))
-    rows.append(
-        (
-            "sent per client",
-            "nothing",
-            "shares derived from keys; "
-            f"{planned.to_json()['bytes_per_client']['shares sent as seeds']} bytes if sent as seeds",
-        )
-    )
+        rows.append(f"| {planned.dropout_part:.3g} x | of it left uncancelled by dropped clients")
+    rows.append(f"sent per client | nothing | shares derived from keys; {as_seeds} bytes if sent as seeds")
     print_aligned(rows)
     for note in planned.notes:
         print_sentence(f"note: {note}", indent=6)
@@ -131,19 +114,8 @@ def _print_plan(planned: PlanForecast) -> None:
         _print_curve(planned)
 
 
-def _adversary(planned: PlanForecast) -> str:
-    """Against whom the promise of the joint view holds, in words."""
-    colluders = planned.plan.colluders
-    if not colluders:
-        return "against a server that sees every upload; no client colludes"
-    return (
-        f"against a server that sees every upload and {colluders} static colluders of {planned.participants}"
-    )
-
-
-def _origin(planned: PlanForecast) -> str:
-    """Where tau^2 comes from: the user, or the calibration, which each round's graph repeats."""
-    return "as given" if planned.plan.tau2 is not None else "calibrated anew for each round's graph"
+def _often(participations: int) -> str:
+    return f"{participations} participation{'s' * (participations != 1)}"
 
 
 def _print_curve(planned: PlanForecast) -> None:
@@ -168,87 +140,57 @@ def _print_curve(planned: PlanForecast) -> None:
 
 
 def _print_carried(planned: CarriedForecast) -> None:
+    """Print a plan of a run that carries noise: promise, cost, what it asks of the schedule, noise over the rounds."""
     from niss.claims import rounded_up
 
-    plan, size = planned.plan, planned.plan.noise.participants
-    often = f"{planned.participations} participation{'s' * (planned.participations != 1)}"
-    pattern = "exactly" if plan.pattern == "cyclic" else "at least"
-    against = "no client colludes"
-    if plan.noise.colluders:
-        against = f"{plan.noise.colluders} static colluders of {size} in every round"
-    rows: list[tuple[str, str, str]] = [
-        (
-            "promise, joint view",
-            f"epsilon {rounded_up(planned.epsilon)}",
-            f"at delta {planned.delta:g} for every client over all {plan.horizon} rounds, in at most {often}",
-        ),
-        ("", "", f"against a server that sees every upload of every round; {against}"),
-        (
-            "separation",
-            f"{planned.separation}",
-            f"clients come back after {pattern} so many rounds; {planned.clients} of them, {size} a round",
-        ),
-        ("kappa", f"{planned.kappa:.3g}", "strength of the shares within a round, in units of sigma_k^2"),
-        (
-            "carried to residual",
-            f"{planned.carried_to_residual:.3g}",
-            "noise that a later cohort takes out again, over noise that stays",
-        ),
-        (
-            "residual",
-            f"{planned.residual**0.5:.3g}",
-            "deviation of the noise of a round that stays in the average",
-        ),
-        (
-            "noise in the model",
-            f"{planned.model_variance_ratio_to_central_mean:.3g} x",
-            "what a trusted server with fresh noise in every round leaves, mean over the rounds",
-        ),
-        ("", f"{planned.model_variance_ratio_to_central_final:.3g} x", "the same for the final model"),
-        (
-            "",
-            f"{sum(planned.noise) / sum(planned.noise_banded):.3g} x",
-            "a trusted server with correlated noise (BandMF), mean",
-        ),
+    plan, noise, separation = planned.plan, planned.plan.noise, planned.separation
+    cyclic, size = plan.pattern == "cyclic", noise.participants
+    against = (
+        f"{noise.colluders} static colluders of {size} in every round"
+        if noise.colluders
+        else "no client colludes"
+    )
+    often = f"for every client over all {plan.horizon} rounds, in at most {_often(planned.participations)}"
+    apart = f"clients come back after {'exactly' if cyclic else 'at least'} so many rounds"
+    banded = sum(planned.noise) / sum(planned.noise_banded)
+    rows = [
+        f"promise, joint view | epsilon {rounded_up(planned.epsilon)} | at delta {planned.delta:g} {often}",
+        f"| | against a server that sees every upload of every round; {against}",
+        f"separation | {separation} | {apart}; {planned.clients} of them, {size} a round",
+        f"kappa | {planned.kappa:.3g} | strength of the shares within a round, in units of sigma_k^2",
+        f"carried to residual | {planned.carried_to_residual:.3g} "
+        "| noise that a later cohort takes out again, over noise that stays",
+        f"residual | {planned.residual**0.5:.3g} | deviation of the noise of a round that stays in the average",
+        f"noise in the model | {planned.model_variance_ratio_to_central_mean:.3g} x "
+        "| what a trusted server with fresh noise in every round leaves, mean over the rounds",
+        f"| {planned.model_variance_ratio_to_central_final:.3g} x | the same for the final model",
+        f"| {banded:.3g} x | a trusted server with correlated noise (BandMF), mean",
     ]
-    if planned.model_variance_ratio_to_best is not None:
-        rows.append(
-            (
-                "",
-                f"{planned.model_variance_ratio_to_best:.3g} x",
-                "the best correlated noise that a trusted server could use, mean",
-            )
-        )
+    if (best := planned.model_variance_ratio_to_best) is not None:
+        rows.append(f"| {best:.3g} x | the best correlated noise that a trusted server could use, mean")
     if planned.dropout:
         meaning = "what they carried stays in the model, and the plan carries less for it"
-        if plan.noise.dropped:
-            meaning = (
-                f"what they carried is taken out; up to {plan.noise.dropped} of a round count like colluders"
-            )
-        rows.append(("dropouts", f"{100.0 * planned.dropout:g} %", f"mode {planned.mode}; {meaning}"))
+        if noise.dropped:
+            meaning = f"what they carried is taken out; up to {noise.dropped} of a round count like colluders"
+        rows.append(f"dropouts | {100.0 * planned.dropout:g} % | mode {planned.mode}; {meaning}")
     print_aligned(rows)
     typer.echo("\nwhat it asks of the schedule")
-    for line in _schedule(planned):
+    cohorts = f"{separation} fixed cohorts of {size} take turns"
+    if separation == 1:
+        cohorts = "everyone takes part in every round"
+    elif not cyclic:
+        cohorts = f"nobody takes part twice within {separation} rounds"
+    for line in (
+        f"{cohorts}; who takes part is fixed one round ahead",
+        f"{plan.horizon} rounds are committed: ending early is safe, going on is a new run",
+        f"the server divides by {size}, whoever arrives, and steps at a rate fixed in advance",
+    ):
         print_sentence(f"  - {line}", indent=4)
     for note in planned.notes:
         print_sentence(f"note: {note}", indent=6)
     typer.echo("")
     print_sentence("noise in the model after a round (trusted server with fresh noise, final model = 1)")
     _print_rounds(planned)
-
-
-def _schedule(planned: CarriedForecast) -> list[str]:
-    plan = planned.plan
-    cohorts = f"{planned.separation} fixed cohorts of {plan.noise.participants} take turns"
-    if planned.separation == 1:
-        cohorts = "everyone takes part in every round"
-    elif plan.pattern != "cyclic":
-        cohorts = f"nobody takes part twice within {planned.separation} rounds"
-    return [
-        f"{cohorts}; who takes part is fixed one round ahead",
-        f"{plan.horizon} rounds are committed: ending early is safe, going on is a new run",
-        f"the server divides by {plan.noise.participants}, whoever arrives, and steps at a rate fixed in advance",
-    ]
 
 
 def _print_rounds(planned: CarriedForecast) -> None:
@@ -266,15 +208,3 @@ def _print_rounds(planned: CarriedForecast) -> None:
         values = [curve[number - 1] / final for _, curve in curves]
         bar = "█" * max(1, round(longest * values[0] / highest))
         typer.echo(f"{number:>8}  " + "".join(f"{value:>8.3f}" for value in values) + f"  {bar}")
-
-
-def _plot(values: dict[str, Any], path: Path) -> None:
-    """Draw the noise in the sum over kappa, or over the rounds where it is carried.
-
-    `ConfigError` where tau^2 was given, since then nothing is traded off.
-    """
-    from niss.report.run_charts import plan_chart, save_charts
-
-    if not values["carry"] and not values["curve"]:
-        raise ConfigError("a given tau2 has no trade-off to draw", field="--plot", hint="leave out --tau2")
-    save_charts(path, [plan_chart(values)])

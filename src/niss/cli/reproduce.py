@@ -48,10 +48,8 @@ def load_experiments() -> Any:
     """The module `experiments.reproduce.commands` of the checkout. `ConfigError` where there is none."""
     root = find_checkout()
     if root is None:
-        raise ConfigError(
-            "the experiments are not part of the installed package",
-            hint="clone the repository of niss and run this command there",
-        )
+        hint = "clone the repository of niss and run this command there"
+        raise ConfigError("the experiments are not part of the installed package", hint=hint)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     return importlib.import_module("experiments.reproduce.commands")

@@ -139,11 +139,8 @@ def run_command(
     values = _configure(source, {**settings, **given})
     methods = values.get("methods", [{}])
     if len(methods) > 1 and "name" not in method and not planned_method:
-        raise ConfigError(
-            f"{len(methods)} methods in these settings",
-            field="methods",
-            hint="choose one with --method, or use `niss compare`",
-        )
+        hint = "choose one with --method, or use `niss compare`"
+        raise ConfigError(f"{len(methods)} methods in these settings", field="methods", hint=hint)
     # --method starts from the defaults of that method, the other flags from the settings.
     chosen = {} if "name" in method else planned_method or methods[0]
     config = make_config({**values, "methods": [{**chosen, **method}]})
@@ -190,15 +187,11 @@ def _read_plan(source: FromPlan) -> tuple[dict[str, Any], dict[str, Any]]:
 def _check_kept(config: Config) -> None:
     """Refuse settings under which clients would take part more often than was planned for."""
     planned = config.privacy.participations
-    if planned is None:
-        return
     free = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, participations=None))
-    if free.participations > planned:
-        raise ConfigError(
-            f"clients would take part {free.participations} times, and the plan is for {planned}",
-            field="rounds",
-            hint="fewer rounds, more clients, or a plan for more participations",
-        )
+    if planned is not None and free.participations > planned:
+        words = f"clients would take part {free.participations} times, and the plan is for {planned}"
+        hint = "fewer rounds, more clients, or a plan for more participations"
+        raise ConfigError(words, field="rounds", hint=hint)
 
 
 def _configure(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,11 +214,8 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
     for setting in settings or []:
         key, separator, text = (part.strip() for part in setting.partition("="))
         if not separator:
-            raise ConfigError(
-                f"expected KEY=VALUE, got {setting!r}",
-                field="--set",
-                hint="for example --set privacy.epsilon=8",
-            )
+            hint = "for example --set privacy.epsilon=8"
+            raise ConfigError(f"expected KEY=VALUE, got {setting!r}", field="--set", hint=hint)
         try:
             values[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -254,11 +244,10 @@ def _check_neighbours(config: Config) -> None:
     for method in config.methods:
         usual = MethodConfig().neighbours
         if method.kind.uses("neighbours") and method.neighbours > max(most, usual):
-            raise ConfigError(
-                f"a round of {most + 1} has only {most} others to send shares to, not {method.neighbours:g}",
-                field="--neighbours",
-                hint=f"at most {most}, which is everyone",
+            words = (
+                f"a round of {most + 1} has only {most} others to send shares to, not {method.neighbours:g}"
             )
+            raise ConfigError(words, field="--neighbours", hint=f"at most {most}, which is everyone")
 
 
 def _resume(output: RunOutput, *others: Any, flags: list[str]) -> None:
@@ -272,11 +261,8 @@ def _resume(output: RunOutput, *others: Any, flags: list[str]) -> None:
         if field.name not in ("resume", "as_json") and getattr(options, field.name)
     ]
     for flag in (*flags, *typed):
-        raise ConfigError(
-            "cannot be changed when a run is resumed",
-            field=flag,
-            hint="a resumed run goes on with the settings in its folder; start a new one with --out",
-        )
+        hint = "a resumed run goes on with the settings in its folder; start a new one with --out"
+        raise ConfigError("cannot be changed when a run is resumed", field=flag, hint=hint)
     folder = output.resume or Path()
     if not rank():
         on_all_gpus(str(read_json(folder / MANIFEST).get("config", {}).get("training", {}).get("device")))
@@ -308,9 +294,8 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
             method = METHODS.get(line["method"])
             if method is not None and method.trusts_server:
                 secret = ", and that nobody learns who took part" if method.secret_draw else ""
-                print_sentence(
-                    f"{method.name}: its epsilon assumes a trusted server, which sees every bare update{secret}."
-                )
+                trusted = "its epsilon assumes a trusted server, which sees every bare update"
+                print_sentence(f"{method.name}: {trusted}{secret}.")
         if "methods" not in result.summary:
             _print_promise(folder)
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 import typer
@@ -94,12 +94,12 @@ def print_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    right: Callable[[int], bool] = bool,
+    left: Sequence[int] = (0,),
     spare: Sequence[int] = (),
 ) -> None:
     """Print a table of plain text on stdout, in which no cell is ever cut.
 
-    right  says which columns hold numbers: by default all but the first
+    left   columns that hold words, all others hold numbers
     spare  columns that are left out, in this order, where the terminal is too narrow
 
     Headings are broken between words. Where that does not help either, every row becomes a block of lines.
@@ -131,8 +131,8 @@ def print_table(
     for number in kept:
         more = min(max(cell_len(header[number]) - least[number], 0), room)
         room -= more
-        justify: Literal["left", "right"] = "right" if right(number) else "left"
-        table.add_column(header[number], justify=justify, width=least[number] + more)
+        words = number in left
+        table.add_column(header[number], justify="left" if words else "right", width=least[number] + more)
     for line in lines:
         table.add_row(*(Text(line[number]) for number in kept))
     console.print(table)
@@ -163,17 +163,16 @@ def filled(text: str, *, indent: int = 0) -> str:
     width = width_asked()
     if width is None:
         return text
-    return textwrap.fill(
-        text,
-        max(width, 20),
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(text, max(width, 20), subsequent_indent=" " * indent, **whole)
 
 
-def print_aligned(rows: Sequence[tuple[str, str, str]]) -> None:
-    """Print lines of a name, a value and a remark, the values aligned to the right; long remarks take several lines."""
+def print_aligned(lines: Iterable[str]) -> None:
+    """Print lines of a name, a value and a remark, which stand with `|` between them.
+
+    The values are aligned to the right; long remarks take several lines.
+    """
+    rows = [[part.strip() for part in line.split("|")] for line in lines]
     name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
     before = name_width + value_width + 4
     for name, value, remark in rows:
@@ -215,12 +214,15 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 class LiveBars:
     """Bars in a terminal, each with its own name; without one, `_console` is for lines, and silent where quiet."""
 
-    def __init__(self, *columns: ProgressColumn) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
+    def __init__(self, column: ProgressColumn | None = None) -> None:
+        """`column` is what stands behind a bar; None: the note of its last step."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._console = messages()
         self._live = animated(self._console)
-        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=self._console)
+        noted = column or TextColumn("{task.fields[note]}")
+        columns = TextColumn("{task.description}"), BarColumn(), noted, TimeRemainingColumn()
+        self._bar = Progress(*columns, console=self._console)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -232,34 +234,26 @@ class LiveBars:
         if self._live:
             self._bar.stop()
 
+    def _move(self, name: str, done: float, total: float | None, **shown: Any) -> None:
+        """Move the bar of that name, which is made where there is none."""
+        if name not in self._tasks:
+            self._tasks[name] = self._bar.add_task(name, total=total, completed=int(done), note="")
+        self._bar.update(self._tasks[name], completed=done, total=total, **shown)
+
 
 class RoundProgress(LiveBars):
     """Progress over rounds and methods: a bar a method in a terminal, a line every tenth of the rounds elsewhere."""
-
-    def __init__(self) -> None:
-        from rich.progress import TextColumn, TimeRemainingColumn
-
-        super().__init__(
-            TextColumn("round {task.fields[round]}/{task.total:.0f}"),
-            TextColumn("accuracy {task.fields[accuracy]}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
 
     def __call__(self, event: RoundEvent) -> None:
         """Show that a round of a method has ended."""
         accuracy = "-" if event.accuracy is None else f"{100 * event.accuracy:.1f} %"
         title = f"{event.label} ({event.method_number}/{event.methods})" if event.methods > 1 else event.label
+        note = f"round {event.round}/{event.rounds}, accuracy {accuracy}"
         if self._live:
-            task = self._task(event.label, event.round, event.rounds)
-            self._bar.update(
-                task, completed=event.round, round=event.round, accuracy=accuracy, description=title
-            )
+            self._move(event.label, event.round, event.rounds, note=note, description=title)
         elif event.round == event.rounds or event.round % max(1, event.rounds // 10) == 0:
             left = event.seconds * (event.rounds - event.round)
-            self._console.print(
-                f"{title}: round {event.round}/{event.rounds}, accuracy {accuracy}, {left:.0f} s left"
-            )
+            self._console.print(f"{title}: {note}, {left:.0f} s left")
 
     def outlook(self, label: str, judged: Outlook) -> None:
         """Say before the first round of a method that its noise leaves little to learn."""
@@ -270,35 +264,16 @@ class RoundProgress(LiveBars):
         """Move the bars within a round, as clients are done."""
         if self._live:
             for label in event.labels:
-                task = self._task(label, event.round, event.rounds)
-                self._bar.update(task, completed=event.round - 1 + event.done / event.clients)
-
-    def _task(self, label: str, number: int, rounds: int) -> TaskID:
-        if label not in self._tasks:
-            self._tasks[label] = self._bar.add_task(
-                label, total=rounds, completed=number - 1, round=number - 1, accuracy="-"
-            )
-        return self._tasks[label]
+                self._move(label, event.round - 1 + event.done / event.clients, event.rounds)
 
 
 class PartProgress(LiveBars):
     """Progress of an attack: a bar per part in a terminal; elsewhere a line at every quarter of a part."""
 
-    def __init__(self) -> None:
-        from rich.progress import TextColumn, TimeRemainingColumn
-
-        super().__init__(
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-        )
-
     def __call__(self, part: str, done: int, total: int, note: str) -> None:
         """Show that `done` of `total` steps of a part are over; `note` is a few words about it."""
         if self._live:
-            if part not in self._tasks:
-                self._tasks[part] = self._bar.add_task(part, total=total, note="")
-            self._bar.update(self._tasks[part], completed=done, total=total, note=note)
+            self._move(part, done, total, note=f"{done}/{total} {note}")
         elif done == total or done % max(1, total // 4) == 0:
             self._console.print(f"{part}: {done}/{total} {note}", markup=False)
 
@@ -307,14 +282,12 @@ class DownloadProgress(LiveBars):
     """A bar for each file that is fetched, in a terminal; elsewhere a line when a file begins to arrive."""
 
     def __init__(self) -> None:
-        from rich.progress import DownloadColumn, TimeRemainingColumn
+        from rich.progress import DownloadColumn
 
-        super().__init__(DownloadColumn(), TimeRemainingColumn())
+        super().__init__(DownloadColumn())
 
     def __call__(self, file: str, done: int, total: int | None) -> None:
         """Show that `done` of `total` bytes of a file have arrived."""
-        if file not in self._tasks:
-            self._tasks[file] = self._bar.add_task(file, total=total)
-            if not self._live:
-                self._console.print(f"fetching {file}", soft_wrap=True, markup=False)
-        self._bar.update(self._tasks[file], completed=done, total=total)
+        if file not in self._tasks and not self._live:
+            self._console.print(f"fetching {file}", soft_wrap=True, markup=False)
+        self._move(file, done, total)

@@ -84,15 +84,6 @@ class UpOptions:
     as_json: bool = option(False, "--json")
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """What to start, the app to run, and its settings."""
-
-    parts: Settings
-    app: Path
-    settings: dict[str, Any]
-
-
 @from_options(UpOptions, quiet=True)
 def up_command(options: UpOptions) -> None:
     """Start tracker, SuperLink and SuperNodes on this machine, run an app, and take everything down again.
@@ -108,19 +99,22 @@ def up_command(options: UpOptions) -> None:
         raise ConfigError("Flower is not installed", hint="install it with: pip install 'niss[flower]'")
     kept = options.keep or options.resume
     with kept_on_interrupt(lambda: _kept(kept)), _folder(options) as folder, _terminated_like_interrupted():
-        report = _run(folder, _prepared(folder, options), kept)
+        report = _run(folder, kept, *_prepared(folder, options))
     print_json(report) if options.as_json else _print(report)
     if nothing := _without_a_result(report):
         raise NissError(nothing, hint=_MORE_NODES)
 
 
-def _prepared(folder: Path, options: UpOptions) -> _Prepared:
-    """What to run: as the options say, or as the folder that was kept says; refused before anything is started."""
+def _prepared(folder: Path, options: UpOptions) -> tuple[Settings, Path, dict[str, Any]]:
+    """What to start, the app to run, and its settings: as the options say, or as the folder that was kept says.
+
+    What cannot work is refused before anything is started.
+    """
     from niss.local import RESUME, Settings, app_settings, built_in_app, check_app
 
     if options.resume is not None:
         before = read_json(folder / _RUN)
-        return _Prepared(Settings.of_folder(folder), Path(before["app"]), before["settings"])
+        return Settings.of_folder(folder), Path(before["app"]), before["settings"]
     parts = Settings(nodes=options.nodes, tls=options.tls, tracker=options.tracker)
     settings = {"rounds": options.rounds, **_parse(options.settings or [])}
     app = options.app
@@ -129,28 +123,26 @@ def _prepared(folder: Path, options: UpOptions) -> _Prepared:
         app = folder / "app"
         shutil.copytree(built_in_app(), app, ignore=shutil.ignore_patterns("__pycache__"))
     if not (app / "pyproject.toml").is_file():
-        raise ConfigError(
-            f"{app} is not a Flower app: it has no pyproject.toml",
-            field="--app",
-            hint="name the folder of your app, or leave --app out for the one that is built in",
-        )
+        hint = "name the folder of your app, or leave --app out for the one that is built in"
+        raise ConfigError(f"{app} has no pyproject.toml: it is no Flower app", field="--app", hint=hint)
     check_app(app, settings, tracker=parts.tracker)
     if RESUME in app_settings(app):
         settings[RESUME] = str(folder / "server")
-    made = _Prepared(parts, app.resolve(), settings)
-    write_json(folder / _RUN, {"app": str(made.app), "settings": settings}, mode=SHARED)
-    return made
+    write_json(folder / _RUN, {"app": str(app.resolve()), "settings": settings}, mode=SHARED)
+    return parts, app.resolve(), settings
 
 
-def _run(folder: Path, prepared: _Prepared, kept: Path | None) -> dict[str, Any]:
+def _run(
+    folder: Path, kept: Path | None, parts: Settings, app: Path, settings: dict[str, Any]
+) -> dict[str, Any]:
     """Up, run, down; returns the report. An error if the run did not complete."""
     from niss.local import Deployment
 
     def show(line: str) -> None:
         say(_COLOUR.sub("", line))
 
-    with Deployment(folder, prepared.parts, say=show, passing=kept is None) as federation:
-        run = federation.submit(prepared.app, prepared.settings)
+    with Deployment(folder, parts, say=show, passing=kept is None) as federation:
+        run = federation.submit(app, settings)
         show(f"run {run} started")
         federation.stream(run, show)
         status = federation.status(run)
@@ -209,15 +201,10 @@ def _folder(options: UpOptions) -> Iterator[Path]:
     keep = options.keep
     if options.resume is not None:
         if keep is not None:
-            raise ConfigError(
-                "a run that is resumed is kept where it is", field="--keep", hint="leave it out"
-            )
+            raise ConfigError("a resumed run is kept where it is", field="--keep", hint="leave it out")
         if not (options.resume / _RUN).is_file():
-            raise ConfigError(
-                f"{options.resume} was not kept by niss up",
-                field="--resume",
-                hint="name a folder of `niss up --keep`",
-            )
+            words, hint = f"{options.resume} was not kept by niss up", "name a folder of `niss up --keep`"
+            raise ConfigError(words, field="--resume", hint=hint)
         yield options.resume.resolve()
         return
     if keep is None:
