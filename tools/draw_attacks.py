@@ -12,7 +12,7 @@ from pathlib import Path
 
 from niss.attacks import load_experiment
 from niss.attacks.experiment import drawn
-from niss.figures import CHART_STYLE, draw_sheet, png
+from niss.figures import draw_sheet, png
 from niss.files import write_output
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -37,7 +37,7 @@ def main() -> None:
         experiment.run(findings, lambda *_: None)
         for dark in (False, True):
             path = IMAGES / f"attack-{name}{'-dark' if dark else ''}.png"
-            picture = png(draw_sheet(*drawn(experiment, findings)), style=CHART_STYLE, dark=dark)
+            picture = png(draw_sheet(*drawn(experiment, findings)), dark=dark)
             print(write_output(path, picture), flush=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from niss.figures import CHART_STYLE, draw_chart, png
+from niss.figures import draw_sheet, png
 from niss.files import write_output
 from niss.report import read_report_input, summary_rows
 from niss.report.run_charts import accuracy_chart
@@ -27,7 +27,7 @@ def main() -> None:
     page.write_text(before + BEGIN + table + END + rest.split(END, 1)[1], encoding="utf-8")
     for dark in (False, True):
         path = ROOT / "docs" / "images" / f"demo-accuracy{'-dark' if dark else ''}.png"
-        write_output(path, png(draw_chart(accuracy_chart(report)), style=CHART_STYLE, dark=dark))
+        write_output(path, png(draw_sheet([accuracy_chart(report)], []), dark=dark))
 
 
 if __name__ == "__main__":

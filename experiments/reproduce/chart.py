@@ -23,7 +23,7 @@ from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.tables import at_epsilon, leaks_in_order
 from experiments.reproduce.text import FIGURES, figure_name, write_stamps
 from niss.charts import Chart, Curves, Series, cut_range, marked, points, shown
-from niss.figures import CHART_STYLE, draw_sheet, png
+from niss.figures import draw_sheet, png
 from niss.files import SHARED, write_atomically
 from niss.methods import look_of
 from niss.methods.look import (
@@ -282,7 +282,7 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
             # The dark one changes the figure, so it comes second.
             for dark in (False, True):
                 path = folder / figure_name(name, dark=dark)
-                write_atomically(path, png(figure, style=CHART_STYLE, dark=dark), mode=SHARED)
+                write_atomically(path, png(figure, dark=dark), mode=SHARED)
                 written.append(path)
     write_stamps(folder)
     return written

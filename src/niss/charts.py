@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from niss.claims import rounded_up
-from niss.methods.look import INK, QUIET, SERIES, LineStyle, Look
+from niss.methods.look import DASHED, INK, QUIET, SERIES, LineStyle, Look
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 _KNOWN_MARKERS = (*MARKERS, "", "d", "h", "H", "8", "X", "p", "<", ">", "*", "|")
 # Of a number in such a file: beyond it, differences are no numbers any more.
 _LARGEST = 1e100
+
+
+class Key(NamedTuple):
+    """A name with its look and the kind of its sample: line, marks, both, bar or band."""
+
+    name: str
+    look: Look
+    kind: Literal["line", "marks", "both", "bar", "band"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,12 @@ class Series:
     marks: bool = False
     spread: list[tuple[float, float]] = field(default_factory=list)
     thin: bool = False
+
+    def key(self, name: str) -> Key:
+        """Its sample, under that name."""
+        if self.line:
+            return Key(name, self.look, "both" if self.marks else "line")
+        return Key(name, self.look, "band" if self.thin else "marks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +114,13 @@ class Curves:
         last = f"  {self.written(one.points[-1][1])}" + (" ↓" if below else "")
         return short(one.name, 44) + (last if self.ends else "")
 
+    def legend(self) -> list[Key]:
+        """Each name once; where curves are to be named at their ends, the one that ends highest first."""
+        ranked = sorted(self.series, key=lambda one: -one.points[-1][1]) if self.ends else self.series
+        named = {self.named(one): one for one in ranked}
+        keys = [one.key(name) for name, one in named.items()]
+        return keys + [Key(name, Look(QUIET, "", DASHED), "line") for name in self.limits]
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -129,6 +150,15 @@ class Rows:
     nothing: float | None = None
     log: bool = False
     notes: tuple[str, ...] = ()
+
+    def legend(self) -> list[Key]:
+        """Each name once."""
+        marks = {mark.name: mark for _, row in reversed(self.rows) for mark in reversed(row)}
+        keys = [
+            Key(name, Look(QUIET, ""), "bar") if mark.bar else Key(name, mark.look, "marks")
+            for name, mark in reversed(marks.items())
+        ]
+        return keys + ([Key(self.level[0], Look(INK, "", DASHED), "line")] if self.level is not None else [])
 
     def range(self) -> tuple[float, float]:
         """The ends of the axis: from 0 to a little more than the largest mark, or the decades around them."""

@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from niss.charts import Chart, Curves, Rows, Strip, log_tick, short
+from niss.charts import Chart, Curves, Key, Rows, Strip, log_tick, short
 from niss.methods.look import DASHED, DOTTED, INK, QUIET, RULE, SERIES, Look
 
 # matplotlib types these keys differently from release to release.
@@ -71,7 +71,7 @@ def grid(axes: Axes, axis: Any = "both") -> None:
     axes.set_axisbelow(True)
 
 
-def png(figure: Figure, *, style: dict[Any, Any] = STYLE, dark: bool = False) -> bytes:
+def png(figure: Figure, *, dark: bool = False) -> bytes:
     """A picture on white, or for a dark page on nothing; the same bytes each time.
 
     dark  changes the colours of the figure for good, so draw it again for a light one
@@ -82,7 +82,7 @@ def png(figure: Figure, *, style: dict[Any, Any] = STYLE, dark: bool = False) ->
         _darken(figure)
     ground: dict[str, Any] = {"transparent": True} if dark else {"facecolor": "white"}
     content = BytesIO()
-    with mpl.rc_context(style):
+    with mpl.rc_context(CHART_STYLE):
         figure.savefig(content, format="png", dpi=160, metadata={"Software": None}, **ground)
     return content.getvalue()
 
@@ -113,14 +113,6 @@ def _dark(colour: Any) -> Any:
 
 Box = tuple[float, float, float, float]
 """A part of a figure in inches: left, bottom, width, height."""
-
-
-def draw_chart(chart: Chart, width: float = WIDTH) -> Figure:
-    """A figure of one chart, its keys below the axes."""
-    with mpl.rc_context(CHART_STYLE):
-        figure = Figure(figsize=(width, _height(chart, width)))
-        _draw(figure, chart, (0.0, 0.0, width, figure.get_figheight()))
-    return figure
 
 
 def draw_sheet(charts: Sequence[Chart], strips: Sequence[Strip], *, keys_once: bool = False) -> Figure:
@@ -161,25 +153,23 @@ def draw_sheet(charts: Sequence[Chart], strips: Sequence[Strip], *, keys_once: b
 
 
 def _keys(chart: Chart) -> list[Line2D]:
-    if isinstance(chart, Curves):
-        ranked = sorted(chart.series, key=lambda one: -one.points[-1][1]) if chart.ends else chart.series
-        named = {chart.named(one): one for one in ranked}
-        keys = [_key(name, one.look, line=one.line, marks=one.marks) for name, one in named.items()]
-        keys += [_key(name, Look(QUIET, "", DOTTED)) for name in chart.levels]
-        return keys + [_key(name, Look(QUIET, "", DASHED)) for name in chart.limits]
-    marks = {mark.name: mark for _, row in reversed(chart.rows) for mark in reversed(row)}
-    keys = [
-        Line2D([], [], color=QUIET, linewidth=6.0, label=name)
-        if mark.bar
-        else _key(name, mark.look, line=False)
-        for name, mark in reversed(marks.items())
-    ]
-    return keys + ([] if chart.level is None else [_key(chart.level[0], Look(INK, "", DASHED))])
-
-
-def _key(name: str, look: Look, *, line: bool = True, marks: bool = False) -> Line2D:
-    options = line_options(look) | _upright(look) | ({} if line else {"linestyle": "none"})
-    return Line2D([], [], label=short(name, 44), **options | ({} if marks or not line else {"marker": ""}))
+    """The keys of a chart as samples; levels are named here too, since their lines bear no names."""
+    levels = (
+        [Key(name, Look(QUIET, "", DOTTED), "line") for name in chart.levels]
+        if isinstance(chart, Curves)
+        else []
+    )
+    samples = []
+    for name, look, kind in (*chart.legend(), *levels):
+        options = line_options(look) | _upright(look)
+        if kind == "bar":
+            options = {"color": QUIET, "linewidth": 6.0}
+        elif kind in ("marks", "band"):
+            options |= {"linestyle": "none"}
+        elif kind == "line":
+            options |= {"marker": ""}
+        samples.append(Line2D([], [], label=short(name, 44), **options))
+    return samples
 
 
 def _upright(look: Look) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from niss.attacks import EXPERIMENTS, load_experiment
 from niss.attacks.experiment import Findings
 from niss.charts import Chart, Curves, Rows, charts_from_json, charts_to_json, shown
-from niss.figures import draw_chart
+from niss.figures import draw_sheet
 from niss.files import to_json
 from niss.report import write_report
 from report.test_attack_page import write_attack
@@ -212,7 +212,7 @@ def test_a_damaged_file_has_its_picture_and_the_charts_that_can_be_drawn(
     found = charts_from_json(damage)
     assert len(found) == left
     for chart in found:
-        draw_chart(chart)
+        draw_sheet([chart], [])
     folder = write_attack(tmp_path / "a", charts=damage)
     text = write_report(folder).read_text(encoding="utf-8")
     assert "data:image/png" in text

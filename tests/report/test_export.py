@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from niss.errors import ConfigError, RunFolderError
-from niss.report.export import COLUMNS, read_rows, write_csv
+from niss.report.summary import COLUMNS, read_rows, write_csv
 from report.conftest import ROUNDS
 from report.test_round_graph import write
 
@@ -73,7 +73,7 @@ def test_reading_and_exporting_need_no_matplotlib(demo: Path, tmp_path: Path) ->
     code = (
         "import sys; from pathlib import Path; sys.modules['matplotlib'] = None; sys.modules['torch'] = None\n"
         "from niss.report import read_report_input, summary_rows\n"
-        "from niss.report.export import read_rows, write_csv\n"
+        "from niss.report.summary import read_rows, write_csv\n"
         f"folder = Path({str(demo)!r}); print(len(summary_rows(read_report_input(folder)).rows))\n"
         f"write_csv(read_rows([folder]), Path({str(tmp_path / 'm.csv')!r}))\n"
     )

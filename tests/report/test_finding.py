@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from niss.report import read_report_input
-from niss.report.finding import caveats, finding
+from niss.report.summary import caveats, finding
 
 UNPROVEN = {"epsilon_joint": None}
 

@@ -17,8 +17,8 @@ from niss.claims import rounded_up
 from niss.cli.plan import plan_command
 from niss.report import read_report_input, summary_rows
 from niss.report.attacks import attack_cell
-from niss.report.finding import caveats, finding
 from niss.report.page import render_page
+from niss.report.summary import caveats, finding
 from report.test_page import Page
 
 # Two digits after the point, nearest, would be 7.97 and 2.34.

@@ -13,14 +13,7 @@ from niss.accounting.plans import Plan
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.report import read_report_input
-from niss.report.round_graph import (
-    MOST_AROUND,
-    RoundGraph,
-    choose_picture,
-    find_round_graph,
-    graph_caption,
-    round_graph_svg,
-)
+from niss.report.round_graph import MOST_AROUND, RoundGraph, draw_round_graph, find_round_graph
 
 
 def write(folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, **changes: Any) -> Path:
@@ -77,7 +70,7 @@ def test_the_graph_is_that_of_the_plan(tmp_path: Path, kind: str) -> None:
     assert shown.graph == plan.for_round(members, weights=1 / 60, records=1, beacon=beacon).graph
     assert shown.clients == tuple(map(str, members))
     assert shown.clients[shown.centre] == "14", "the client that was charged most"
-    assert "is the one that was used" in graph_caption(shown)
+    assert "is the one that was used" in draw_round_graph(shown).caption
 
 
 @pytest.mark.slow
@@ -146,7 +139,7 @@ def test_the_graph_of_the_protocol_is_the_one_it_agreed_on(
     assert (shown.round, shown.origin) == (2, "beacon")
     assert shown.graph == agreed[-1]
     assert shown.graph != agreed[0]
-    assert "from the recorded beacon of the round" in graph_caption(shown)
+    assert "from the recorded beacon of the round" in draw_round_graph(shown).caption
 
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for change in ({"beacon": "00" * 32}, {"graph": "00" * 32}, {"terms": "33"}, None):
@@ -185,20 +178,19 @@ def test_a_resumed_run_of_the_protocol_records_every_round(
 
 def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path) -> None:
     shown = shown_in(write(tmp_path / "run", clients=80, neighbours=40.0))
-    picture = choose_picture(shown)
-    assert not picture.whole
-    assert len(picture.places) == MOST_AROUND + 1
-    assert picture.around == shown.graph.neighbours(shown.centre).size
-    assert f"{MOST_AROUND} of the {picture.around} clients" in graph_caption(shown)
-    assert 'class="share sent"' in round_graph_svg(shown)
+    drawing, around = draw_round_graph(shown), shown.graph.neighbours(shown.centre).size
+    assert drawing.svg.count('<g class="seat') == MOST_AROUND + 1
+    assert drawing.svg.count('<g class="seat centre"') == 1
+    assert f"{MOST_AROUND} of the {around} clients" in drawing.caption
+    assert 'class="share sent"' in drawing.svg
 
 
 def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
     shown = shown_in(write(tmp_path / "run", clients=20, colluders=3))
     assert len(shown.colluders) == 3
     assert shown.centre not in shown.colluders
-    assert round_graph_svg(shown).count("assumed to collude</title>") == 3
-    assert "not clients seen to collude" in graph_caption(shown)
+    assert draw_round_graph(shown).svg.count("assumed to collude</title>") == 3
+    assert "not clients seen to collude" in draw_round_graph(shown).caption
 
 
 def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_path: Path) -> None:
@@ -206,9 +198,9 @@ def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_
     changes: dict[str, Any] = {"clients": 20, "exchange": "protocol", "dropout": 0.3}
     right = shown_in(write(tmp_path / "right", dropped=int(drawn.sum()), **changes))
     assert right.dropped == {seat for seat in range(20) if drawn[seat]}
-    assert round_graph_svg(right).count("dropped out</title>") == drawn.sum()
+    assert draw_round_graph(right).svg.count("dropped out</title>") == drawn.sum()
     assert right.origin is None
-    assert "is not in its record" in graph_caption(right)
+    assert "is not in its record" in draw_round_graph(right).caption
     wrong = shown_in(write(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
     assert not wrong.dropped, "seats that do not match the recorded number are not guessed"
 

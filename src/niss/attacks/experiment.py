@@ -320,11 +320,11 @@ def write_results(experiment: Experiment, findings: Findings, folder: Path) -> N
     findings.charts, findings.strips = drawn(experiment, findings)
     write_json(folder / RESULT_FILE, findings.to_json(), mode=SHARED)
     if findings.charts or findings.strips:
-        from niss.figures import CHART_STYLE, draw_sheet, png
+        from niss.figures import draw_sheet, png
 
         write_atomically(
             folder / FIGURE_FILE,
-            png(draw_sheet(findings.charts, findings.strips), style=CHART_STYLE),
+            png(draw_sheet(findings.charts, findings.strips)),
             mode=SHARED,
         )
 

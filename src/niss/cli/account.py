@@ -104,7 +104,8 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
     """A head line, the clients that spent most or the rounds of one client, and what the numbers mean."""
     from rich.markup import escape
 
-    from niss.report.ledger import client_rows, format_claim, format_mu, format_spent, spending
+    from niss.claims import printed_claim
+    from niss.report.ledger import client_rows, format_claim, format_mu, spending
 
     header = ledger.header
     results().print(
@@ -117,7 +118,7 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
                 row.client,
                 str(row.participations),
                 format_mu(row.mu_spent),
-                format_spent(row.epsilon_spent),
+                printed_claim(row.epsilon_spent),
                 format_claim(row.epsilon_claim),
             )
             for row in client_rows(ledger)[:_MOST_ROWS]
@@ -125,7 +126,7 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
         print_table(("Client", "Charges", "mu spent", "epsilon spent", "epsilon claim"), rows)
     else:
         charges = [
-            (str(number), str(attempt), format_mu(mu), format_spent(epsilon))
+            (str(number), str(attempt), format_mu(mu), printed_claim(epsilon))
             for number, attempt, mu, epsilon in spending(ledger, client)
         ]
         print_table(("Round", "Attempt", "mu", "epsilon spent so far"), charges)

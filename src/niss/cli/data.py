@@ -126,7 +126,7 @@ def export_command(options: ExportOptions) -> None:
     Examples:
     niss export runs/demo runs/mine --csv metrics.csv
     """
-    from niss.report.export import read_rows, write_csv
+    from niss.report.summary import read_rows, write_csv
 
     if options.csv is None:
         raise ConfigError("nowhere to export to", field="--csv", hint="give --csv FILE")

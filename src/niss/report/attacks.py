@@ -18,8 +18,8 @@ from niss.charts import Chart, charts_from_json
 from niss.claims import printed_claim, rounded_up
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
+from niss.report.summary import SummaryTable
 from niss.report.svg import in_two_widths
-from niss.report.table import SummaryTable
 from niss.report.templates import render
 from niss.runs.folder import ReportInput, read_object
 from niss.runs.privacy import NOT_APPLICABLE
@@ -36,23 +36,38 @@ _CLAIMS = ("epsilon", "epsilon_marginal", "marginal", "promised")
 
 
 @dataclass(frozen=True, slots=True)
-class AttackPicture:
-    """One attack and its picture.
+class AttackReport:
+    """What `attack.json` and its picture say.
 
-    where     its folder as seen from that of the report, "." for the same
+    folder    where they lie
     attack    its kind, such as dlg
     headline  what it found, in words
     finished  whether it came to its end, or was interrupted
     png       what it recovered, None where there is no picture that can be shown
     charts    what its file draws
+    settings  by name, as text; those that were not set are left out
+    results   a table with a line for each case that was tried; without columns where there is none
+    notes     what was wrong with the folder, in sentences for the reader
     """
 
-    where: str
+    folder: Path
     attack: str
     headline: str
     finished: bool
     png: bytes | None
     charts: list[Chart]
+    niss_version: str | None
+    settings: dict[str, str]
+    results: SummaryTable
+    notes: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def title(self) -> str:
+        return f"Attack: {self.attack}"
 
     @property
     def words(self) -> str:
@@ -71,77 +86,42 @@ class AttackPicture:
         return [(chart.title, in_two_widths(chart)) for chart in self.charts]
 
 
-@dataclass(frozen=True, slots=True)
-class AttackReport:
-    """The folder of an attack alone.
-
-    picture   what was recovered, and the finding in words
-    settings  by name, as text; those that were not set are left out
-    results   a table with a line for each case that was tried; without columns where there is none
-    notes     what was wrong with the folder, in sentences for the reader
-    """
-
-    folder: Path
-    picture: AttackPicture
-    niss_version: str | None
-    settings: dict[str, str]
-    results: SummaryTable
-    notes: list[str]
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
-
-    @property
-    def title(self) -> str:
-        return f"Attack: {self.picture.attack}"
-
-
-def find_attacks(report: ReportInput, notes: list[str]) -> list[AttackPicture]:
-    """Every attack in the folder of the report and in those of its methods.
+def find_attacks(report: ReportInput, notes: list[str]) -> dict[str, AttackReport]:
+    """Every attack in the folder of the report and in those of its methods, by where it lies, "." for the same folder.
 
     Looked for are attack.json, attacks/*/attack.json and attacks/attack.json, in this order and folder by folder.
     One that cannot be read, or a picture that cannot be shown, is left out and named in `notes`.
     """
-    paths: list[Path] = []
+    folders: list[Path] = []
     for folder in dict.fromkeys([report.folder, *(method.folder for method in report.methods)]):
         inner = folder / "attacks"
-        paths += [folder / ATTACK, *sorted(inner.glob(f"*/{ATTACK}")), inner / ATTACK]
-    attacks: list[AttackPicture] = []
-    for path in paths:
-        if not path.is_file():
-            continue
+        folders += [folder, *(path.parent for path in sorted(inner.glob(f"*/{ATTACK}"))), inner]
+    attacks: dict[str, AttackReport] = {}
+    for folder in (one for one in folders if (one / ATTACK).is_file()):
         if len(attacks) == MOST_PICTURES:
             notes.append(f"More than {MOST_PICTURES} attacks lie in this folder; the others are not shown.")
             break
+        where = folder.relative_to(report.folder).as_posix()
         try:
-            attacks.append(_read_picture(path, path.parent.relative_to(report.folder).as_posix(), notes))
+            attacks[where] = read_attack_report(folder, where)
+            notes += attacks[where].notes
         except RunFolderError as error:
             notes.append(f"An attack was left out: {error.message}")
     return attacks
 
 
-def _read_picture(path: Path, where: str, notes: list[str]) -> AttackPicture:
-    """The attack in `path`; a picture that cannot be shown becomes a note."""
-    values = read_object(path) or {}
-    attack, headline = values.get("attack"), values.get("headline")
-    picture = path.with_suffix(".png")
-    png = picture.read_bytes() if picture.is_file() and picture.stat().st_size <= MOST_BYTES else None
-    if png is None and picture.is_file():
-        notes.append(f"{picture.name} of {where} is too large to be put into the page.")
-    elif png is not None and not png.startswith(_PNG):
-        notes.append(f"{picture.name} of {where} is not a PNG picture and was left out.")
-        png = None
-    charts = charts_from_json(values.get("charts"))
-    return AttackPicture(
-        where=where,
-        attack=attack if isinstance(attack, str) else "attack",
-        headline=headline if isinstance(headline, str) else "",
-        finished=values.get("finished") is True,
-        # A picture that only repeats the charts is not shown.
-        png=None if charts and values.get("pictures") is False else png,
-        charts=charts,
-    )
+def _picture(path: Path, where: str, notes: list[str]) -> bytes | None:
+    """A picture that cannot be shown becomes a note."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MOST_BYTES:
+        notes.append(f"{path.name} of {where} is too large to be put into the page.")
+        return None
+    png = path.read_bytes()
+    if not png.startswith(_PNG):
+        notes.append(f"{path.name} of {where} is not a PNG picture and was left out.")
+        return None
+    return png
 
 
 def holds_only_an_attack(folder: Path) -> bool:
@@ -150,19 +130,28 @@ def holds_only_an_attack(folder: Path) -> bool:
     return (folder / ATTACK).is_file() and not any((folder / mark).is_file() for mark in marks)
 
 
-def read_attack_report(folder: Path) -> AttackReport:
-    """The attack in `folder`, finished or not; raises `RunFolderError` where its file holds something else."""
+def read_attack_report(folder: Path, where: str = ".") -> AttackReport:
+    """The attack in `folder`, finished or not; raises `RunFolderError` where its file holds something else.
+
+    `where` is what notes call the folder.
+    """
     path, notes = folder / ATTACK, list[str]()
     values = read_object(path) or {}
     settings, rows = values.get("settings", {}), values.get("rows", [])
     columns = values.get("columns", {})
     if not isinstance(settings, dict) or not isinstance(rows, list) or not isinstance(columns, dict):
         raise RunFolderError(f"{path} does not contain the results of an attack", hint="run the attack again")
-    version = values.get("niss")
+    charts, png = charts_from_json(values.get("charts")), _picture(path.with_suffix(".png"), where, notes)
+    words = {key: values[key] for key in ("attack", "headline", "niss") if isinstance(values.get(key), str)}
     return AttackReport(
         folder=folder,
-        picture=_read_picture(path, ".", notes),
-        niss_version=version if isinstance(version, str) else None,
+        attack=words.get("attack", "attack"),
+        headline=words.get("headline", ""),
+        finished=values.get("finished") is True,
+        # A picture that only repeats the charts is not shown.
+        png=None if charts and values.get("pictures") is False else png,
+        charts=charts,
+        niss_version=words.get("niss"),
         settings={name: _text(value) for name, value in settings.items() if value is not None},
         results=_results(columns, [row for row in rows if isinstance(row, dict)]),
         notes=notes,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from niss.accounting import LedgerFile
 from niss.accounting.ledger import Limit, client_order
 from niss.charts import evenly_spaced
-from niss.claims import printed_claim, rounded_up
+from niss.claims import rounded_up
 from niss.errors import PrivacyError
 from niss.files import LIMITS, find_json
 from niss.runs.folder import MethodResult, ReportInput
@@ -63,7 +63,6 @@ class Spending:
     """
 
     label: str
-    worst_client: str
     rounds: tuple[int, ...]
     least: FloatArray
     median: FloatArray
@@ -120,10 +119,6 @@ def spending(ledger: LedgerFile, client: str) -> list[tuple[int, int, float, flo
     return steps
 
 
-def format_spent(epsilon: float | None) -> str:
-    return printed_claim(epsilon)
-
-
 def format_claim(epsilon: float | None) -> str:
     return NOT_APPLICABLE if epsilon is None else rounded_up(epsilon)
 
@@ -141,12 +136,27 @@ def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:
     spendings = []
     for method in report.methods:
         try:
-            ledger = read_ledger(method)
+            ledger = _proving(method)
         except PrivacyError as error:
             notes.append(f"The ledger of {method.label} cannot be trusted and was left out: {error.message}")
             continue
-        if ledger is not None and (one := _spending(method.label, ledger)) is not None:
-            spendings.append(one)
+        rounds, spent = _mu_spent(ledger) if ledger is not None else ([], np.full((1, 1), math.inf))
+        if ledger is None or not np.all(np.isfinite(spent)):
+            continue
+        places = evenly_spaced(range(len(rounds) + 1), MOST_ROUNDS)
+        spent, epsilon = spent[:, places], _epsilons(ledger)
+        budgets = [mu for mu in map(ledger.budget, ledger.clients) if mu is not None]
+        spendings.append(
+            Spending(
+                label=method.label,
+                rounds=tuple([0, *rounds][place] for place in places),
+                least=epsilon(spent.min(axis=0)),
+                median=epsilon(np.median(spent, axis=0)),
+                most=epsilon(spent.max(axis=0)),
+                lines=tuple(map(epsilon, spent)) if len(spent) <= MOST_LINES else (),
+                budget=ledger.epsilon(max(budgets)) if budgets else None,
+            )
+        )
     return spendings
 
 
@@ -156,10 +166,10 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
     Empty where nothing is guaranteed: no ledger, one that cannot be trusted, or one that rests on a heuristic.
     """
     try:
-        ledger = read_ledger(method)
+        ledger = _proving(method)
     except PrivacyError:
         return {}
-    if ledger is None or not _proves_something(ledger):
+    if ledger is None:
         return {}
     rounds, spent = _mu_spent(ledger)
     most = spent.max(axis=0)[1:]
@@ -170,31 +180,10 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
     }
 
 
-def _proves_something(ledger: LedgerFile) -> bool:
-    return bool(ledger.entries) and not is_heuristic(ledger)
-
-
-def _spending(label: str, ledger: LedgerFile) -> Spending | None:
-    if not _proves_something(ledger):
-        return None
-    rounds, spent = _mu_spent(ledger)
-    if not np.all(np.isfinite(spent)):
-        return None
-    places = evenly_spaced(range(len(rounds) + 1), MOST_ROUNDS)
-    spent = spent[:, places]
-    epsilon = _epsilons(ledger)
-    clients = ledger.clients
-    budgets = [mu for mu in map(ledger.budget, clients) if mu is not None]
-    return Spending(
-        label=label,
-        worst_client=clients[int(np.argmax(spent[:, -1]))],
-        rounds=tuple([0, *rounds][place] for place in places),
-        least=epsilon(spent.min(axis=0)),
-        median=epsilon(np.median(spent, axis=0)),
-        most=epsilon(spent.max(axis=0)),
-        lines=tuple(epsilon(line) for line in spent) if len(clients) <= MOST_LINES else (),
-        budget=ledger.epsilon(max(budgets)) if budgets else None,
-    )
+def _proving(method: MethodResult) -> LedgerFile | None:
+    """The ledger of a method, where its charges prove something."""
+    ledger = read_ledger(method)
+    return ledger if ledger is not None and ledger.entries and not is_heuristic(ledger) else None
 
 
 def _mu_spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:

@@ -32,11 +32,19 @@ from niss.report.attacks import (
     holds_only_an_attack,
     read_attack_report,
 )
-from niss.report.finding import caveats, finding
 from niss.report.ledger import read_spending
-from niss.report.run_charts import accuracy_chart, noise_chart, save_charts, spending_charts
+from niss.report.round_graph import draw_round_graph, find_round_graph
+from niss.report.run_charts import accuracy_chart, noise_chart, spending_charts
+from niss.report.summary import (
+    WORDS,
+    SummaryTable,
+    caveats,
+    finding,
+    format_accuracy,
+    settings_of,
+    summary_rows,
+)
 from niss.report.svg import in_two_widths
-from niss.report.table import WORDS, SummaryTable, format_accuracy, settings_of, summary_rows
 from niss.report.templates import render
 from niss.runs.folder import MethodResult, ReportInput, read_object, read_report_input
 from niss.runs.privacy import NOT_APPLICABLE, PromiseInWords, format_epsilon, promise_of
@@ -76,20 +84,6 @@ def _default_place(folders: list[Path]) -> Path:
     if len(folders) == 1:
         return folders[0] / REPORT
     return Path(os.path.commonpath([one.resolve().parent for one in folders])) / "reports.html"
-
-
-def save_png(report: ReportInput, folder: Path) -> tuple[Path, Path]:
-    """Write the figures of accuracy and noise as pictures on white, for a README.
-
-    folder  where accuracy.png and noise.png go; made where it is missing
-
-    Returns the two paths. The same report gives the same bytes.
-    """
-    folder = Path(folder)
-    return (
-        save_charts(folder / "accuracy.png", [accuracy_chart(report)]),
-        save_charts(folder / "noise.png", [noise_chart(report)]),
-    )
 
 
 def render_page(*reports: Source) -> str:
@@ -150,7 +144,7 @@ def _body(report: Source, *, level: int) -> Markup:
         trusting=_trusting(report.methods),
         spending_svg=in_two_widths(*spent) if spent else None,
         released_only=[method.label for method in report.methods if method.trusts_the_server],
-        graph=_graph(report),
+        graph=draw_round_graph(graph) if (graph := find_round_graph(report)) else None,
         views_differ=_views_differ(report),
         attacks=attacks,
         limits=_limits(report),
@@ -204,16 +198,6 @@ def _trusting(methods: Iterable[MethodResult]) -> list[str]:
     """The labels of methods whose epsilon assumes a trusted server, each once."""
     trusting = (one.label for one in methods if one.trusts_the_server and one.epsilon_joint is not None)
     return list(dict.fromkeys(trusting))
-
-
-def _graph(report: ReportInput) -> dict[str, object] | None:
-    """The drawing of a share graph with its caption and the meaning of its signs; None where there is none."""
-    from niss.report.round_graph import find_round_graph, graph_caption, graph_legend, round_graph_svg
-
-    graph = find_round_graph(report)
-    if graph is None:
-        return None
-    return {"svg": round_graph_svg(graph), "caption": graph_caption(graph), "legend": graph_legend(graph)}
 
 
 def _views_differ(report: ReportInput) -> list[str]:

@@ -20,17 +20,21 @@ from niss.errors import ConfigError
 from niss.files import write_output
 from niss.methods import look_of
 from niss.methods.look import DOTTED, INK, QUIET, SERIES, Look
-from niss.report.table import format_variance
+from niss.report.summary import format_variance
 from niss.runs.folder import MethodResult, ReportInput, looks
 
 if TYPE_CHECKING:
     from niss.accounting import LedgerFile
-    from niss.report.ledger import ClientRow, Spending
+    from niss.report.ledger import Spending
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
 ROUNDING = 1e-9
 # Of a run, the part after the first third decides which accuracies the axis shows.
 _SETTLED = 3
+# Of what is spent after each round.
+_STEPS: dict[str, Any] = {
+    **{"across": "Round", "head": "Round", "least": 0.0, "start": 0.0, "step": True, "values": "claim"}
+}
 _WORST, _MEDIAN = Look(SERIES[1], ""), Look(SERIES[0], "", DOTTED)
 # The method that leaves the noise of each curve over the rounds; no method reaches the best correlated noise.
 _OVER_ROUNDS = {
@@ -54,9 +58,9 @@ def save_charts(path: Path, charts: Sequence[Chart]) -> Path:
         raise ConfigError(
             f"{path.name!r} ends in neither .png nor .svg", field="--plot", hint="for example chart.png"
         )
-    from niss.figures import CHART_STYLE, draw_sheet, png
+    from niss.figures import draw_sheet, png
 
-    return write_output(path, png(draw_sheet(charts, []), style=CHART_STYLE))
+    return write_output(path, png(draw_sheet(charts, [])))
 
 
 def accuracy_chart(report: ReportInput) -> Curves:
@@ -154,66 +158,59 @@ def spending_charts(spendings: Sequence[Spending]) -> list[Curves]:
         charts.append(
             Curves(
                 title=f"{short(one.label)}: ε {rounded_up(float(one.most[-1]))} spent at most",
-                across="Round",
                 up="ε spent",
                 series=series,
                 levels={} if one.budget is None else {f"budget of {rounded_up(one.budget)}": one.budget},
-                head="Round",
-                least=0.0,
                 most=1.15 * highest or 1.0,
-                start=0.0,
                 end=float(last),
-                step=True,
-                values="claim",
+                **_STEPS,
             )
         )
     return charts
 
 
 def ledger_charts(ledgers: Sequence[tuple[str, LedgerFile]]) -> list[Curves]:
-    """Of each (label, ledger) the worst-off and the median client, below the claim of the worst-off."""
-    from niss.report.ledger import client_rows
+    """Of each (label, ledger) the worst-off and the median client, below the claim of the worst-off.
+
+    The median client is the one in the middle of all, sorted by what they spent, so both curves are those of real
+    clients. Where there is nothing to draw, the chart says why.
+    """
+    from niss.report.ledger import client_rows, spending
 
     last = max((entry.round for _, ledger in ledgers for entry in ledger.entries), default=0)
     # Half a round more, so that the step of the last round is seen.
     end = max(last, 1) + 0.5
-    return [_ledger_chart(label, ledger, client_rows(ledger), end) for label, ledger in ledgers]
-
-
-def _ledger_chart(label: str, ledger: LedgerFile, rows: Sequence[ClientRow], end: float) -> Curves:
-    """Two clients and the claim of the worst-off, or the reason why there is nothing to draw.
-
-    The median client is the one in the middle of `rows`, which are sorted, so both curves are those of real clients.
-    """
-    from niss.report.ledger import spending
-
-    series, levels = [], {}
-    # The worst-off client, the first, must have spent a finite epsilon.
-    if rows and rows[0].participations > 0 and rows[0].epsilon_spent is not None:
-        for row, name, look in ((rows[0], "worst-off", _WORST), (rows[len(rows) // 2], "median", _MEDIAN)):
-            steps = spending(ledger, row.client)
-            rounds = [0.0, *(step[0] for step in steps), end]
-            values = [0.0, *(step[3] or 0.0 for step in steps), row.epsilon_spent or 0.0]
-            key = f"{name} (client {short(row.client, 12)}): ε {rounded_up(values[-1])} spent"
-            series.append(Series(key, look, points(rounds, values)))
-        if (claim := rows[0].epsilon_claim) is not None:
-            levels[f"claim for client {short(rows[0].client, 12)}: ε {rounded_up(claim)}"] = claim
-    highest = max([*levels.values(), *(y for one in series for _, y in one.points)], default=1.0)
-    return Curves(
-        title=short(label, 40),
-        across="Round",
-        up=f"ε spent (δ = {ledger.header.delta:g})",
-        series=series,
-        levels=levels,
-        head="Round",
-        least=0.0,
-        most=1.12 * highest or 1.0,
-        start=0.0,
-        end=end,
-        step=True,
-        values="claim",
-        empty="no finite ε: no guarantee" if ledger.entries else "nothing charged yet",
-    )
+    charts = []
+    for label, ledger in ledgers:
+        rows = client_rows(ledger)
+        series, levels = [], {}
+        # The worst-off client, the first, must have spent a finite epsilon.
+        if rows and rows[0].participations > 0 and rows[0].epsilon_spent is not None:
+            for row, name, look in (
+                (rows[0], "worst-off", _WORST),
+                (rows[len(rows) // 2], "median", _MEDIAN),
+            ):
+                steps = spending(ledger, row.client)
+                rounds = [0.0, *(step[0] for step in steps), end]
+                values = [0.0, *(step[3] or 0.0 for step in steps), row.epsilon_spent or 0.0]
+                key = f"{name} (client {short(row.client, 12)}): ε {rounded_up(values[-1])} spent"
+                series.append(Series(key, look, points(rounds, values)))
+            if (claim := rows[0].epsilon_claim) is not None:
+                levels[f"claim for client {short(rows[0].client, 12)}: ε {rounded_up(claim)}"] = claim
+        highest = max([*levels.values(), *(y for one in series for _, y in one.points)], default=1.0)
+        charts.append(
+            Curves(
+                title=short(label, 40),
+                up=f"ε spent (δ = {ledger.header.delta:g})",
+                series=series,
+                levels=levels,
+                most=1.12 * highest or 1.0,
+                end=end,
+                empty="no finite ε: no guarantee" if ledger.entries else "nothing charged yet",
+                **_STEPS,
+            )
+        )
+    return charts
 
 
 def plan_chart(plan: Mapping[str, Any]) -> Curves:

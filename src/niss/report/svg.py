@@ -17,6 +17,7 @@ from niss.charts import (
     Axis,
     Chart,
     Curves,
+    Key,
     Rows,
     Series,
     axis_ends,
@@ -47,9 +48,6 @@ _POLYGONS = {
 }
 _STARS = {"P": (4, 0.0), "X": (4, 45.0), "*": (5, 0.0)}
 
-Key = tuple[str, Look, str]
-"""A name with its look and the kind of its sample: line, marks, both, bar or band."""
-
 
 def in_two_widths(*charts: Chart) -> Markup:
     """Charts for a window and for a phone, of which the page shows those that fit.
@@ -65,7 +63,7 @@ def in_two_widths(*charts: Chart) -> Markup:
             _tag("figure", _tag("figcaption", escape(chart.title)), chart_svg(chart, NARROW, keyed=False))
             for chart in charts
         ]
-        keys, height = _draw_keys([key for chart in charts for key in _keys(chart)], width, 10.0)
+        keys, height = _draw_keys([key for chart in charts for key in chart.legend()], width, 10.0)
         below = _tag("svg", keys, viewBox=_box(width, height), aria_hidden="true")
         drawings += _tag("div", _tag("div", *panels, class_="panels"), below, class_=kind)
     return drawings
@@ -115,7 +113,7 @@ def _drawn(chart: Chart, width: float, *, keyed: bool) -> tuple[Markup, float]:
         named = False
     else:
         content, height, named = _draw_curves(chart, width)
-    if keyed and not named and (keys := _keys(chart)):
+    if keyed and not named and (keys := chart.legend()):
         drawn, height = _draw_keys(keys, width, height + 12.0)
         content += drawn
     return _tag("g", content, font_size=_FONT), height
@@ -243,7 +241,7 @@ def _ends(chart: Curves, shown: Sequence[Series], sideways: Axis, upright: Axis)
         if upright.low <= y:
             start = (sideways.at(x) + 3.0, upright.at(y))
             parts.append(_line(*start, right + 12.0, -spot, QUIET, stroke_width=0.6))
-        parts.append(_sample(one.look, right + 14.0, -spot, _kind(one)))
+        parts.append(_sample(one.key(""), right + 14.0, -spot))
         parts.append(_words(right + 48.0, -spot + 4.0, chart.named(one)))
     return Markup("").join(parts)
 
@@ -375,42 +373,21 @@ def _band(
     return _tag("g", caught, _tag("g", *parts, class_="reading"), class_="band")
 
 
-def _keys(chart: Chart) -> list[Key]:
-    """Each name once; where curves are to be named at their ends, the one that ends highest first."""
-    if isinstance(chart, Curves):
-        ranked = sorted(chart.series, key=lambda one: -one.points[-1][1]) if chart.ends else chart.series
-        keys = [(chart.named(one), one.look, _kind(one)) for one in ranked]
-        keys += [(name, Look(QUIET, "", DASHED), "line") for name in chart.limits]
-    else:
-        marks = {mark.name: mark for _, row in reversed(chart.rows) for mark in reversed(row)}
-        keys = [
-            (name, Look(QUIET, "") if mark.bar else mark.look, "bar" if mark.bar else "marks")
-            for name, mark in reversed(marks.items())
-        ]
-        keys += [(chart.level[0], Look(INK, "", DASHED), "line")] if chart.level is not None else []
-    return keys
-
-
-def _kind(one: Series) -> str:
-    if one.line:
-        return "both" if one.marks else "line"
-    return "band" if one.thin else "marks"
-
-
 def _draw_keys(keys: Sequence[Key], width: float, top: float) -> tuple[Markup, float]:
     """The keys from left to right, as many in a line as fit, and where they end."""
     x, y, parts = 0.0, top, []
-    for name, look, kind in {key[0]: key for key in keys}.values():
+    for name, key in {key.name: key for key in keys}.items():
         wide = 56.0 + _LETTER * len(name)
         if x and x + wide - 20.0 > width:
             x, y = 0.0, y + _LINE + 2.0
-        parts += [_sample(look, x, y, kind), _words(x + 36.0, y + 4.0, name)]
+        parts += [_sample(key, x, y), _words(x + 36.0, y + 4.0, name)]
         x += wide
     return _tag("g", *parts, font_size=_FONT), y + 12.0
 
 
-def _sample(look: Look, x: float, y: float, kind: str) -> Markup:
+def _sample(key: Key, x: float, y: float) -> Markup:
     """A piece of a curve, a mark, a bar or a band, as it stands before a name."""
+    _, look, kind = key
     if kind in ("bar", "band"):
         opacity = "0.85" if kind == "bar" else "0.18"
         return _rect(x, y - 5.0, 28.0, 10.0, fill=_paint(look), fill_opacity=opacity)

@@ -21,8 +21,8 @@ from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
 from niss.report.run_charts import accuracy_chart
+from niss.report.summary import settings_of
 from niss.report.svg import in_two_widths
-from niss.report.table import settings_of
 from niss.runs.folder import MethodResult, ReportInput, read_report_input
 from niss.ui.pages import duration
 
@@ -110,8 +110,8 @@ def _summary(path: Path, silent: float) -> dict[str, Any]:
         return {
             "title": attack.title,
             "kind": "attack",
-            "state": "finished" if attack.picture.finished else "stopped",
-            "headline": attack.picture.headline,
+            "state": "finished" if attack.finished else "stopped",
+            "headline": attack.headline,
         }
     report = read_report_input(path)
     scored = [one for one in report.methods if one.accuracy is not None]

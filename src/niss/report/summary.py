@@ -1,0 +1,420 @@
+"""What a report says in words and numbers: its finding, its table of results, the settings, and all rounds as CSV.
+
+Numbers have the digits that mean something after one run: accuracies a tenth of a percent, variances three digits,
+epsilons two decimals, rounded up (`niss.claims`). What is not a number says why: see `WORDS`.
+
+The finding says what the numbers support and no more. Compared are the methods that protect against a server that sees
+every upload, within the target epsilon, each by its accuracy as printed: a difference the reader cannot see is no
+difference. Methods that trust the server, that have no guarantee in the joint view or that spend more than the target
+are never the finding; `caveats` names them. Neither matplotlib nor torch is needed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niss.claims import NO_GUARANTEE, rounded_up
+from niss.errors import RunFolderError
+from niss.files import TIMING, write_output
+from niss.report.ledger import worst_spent
+from niss.runs.folder import MethodResult, ReportInput, number_at, read_lines, read_report_input
+from niss.runs.privacy import NOT_APPLICABLE, NOT_PRIVATE, UNFINISHED, format_epsilon
+
+NO_NOISE = "none"
+
+# What stands in a cell that holds no number.
+WORDS = (NOT_APPLICABLE, NO_NOISE, NO_GUARANTEE, NOT_PRIVATE, UNFINISHED)
+
+HEADER = (
+    "Method",
+    "κ",
+    "τ²",
+    "Accuracy",
+    "Noise variance, measured",
+    "Noise variance, predicted",
+    "ε, joint view",
+    "ε, marginal view",
+)
+
+
+class SummaryTable(NamedTuple):
+    """A header, and rows of as many cells; the first cell of a row names it.
+
+    Unpacks as `header, rows = summary_rows(report)`.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def summary_rows(report: ReportInput) -> SummaryTable:
+    """One row for each method, in the order of the folder.
+
+    Of an unfinished method the accuracy is that of its last evaluation, and says so; its epsilons are not known yet.
+    """
+    return SummaryTable(HEADER, tuple(_row(method) for method in report.methods))
+
+
+def _row(method: MethodResult) -> tuple[str, ...]:
+    accuracy = NOT_APPLICABLE if method.accuracy is None else format_accuracy(method.accuracy)
+    if method.accuracy is not None and not method.finished:
+        accuracy += f" (round {method.evaluations[-1][0]})"
+    return (
+        method.label,
+        _plain(method.kappa),
+        _plain(method.tau2),
+        accuracy,
+        format_variance(method.aggregate_variance, finished=method.finished),
+        format_variance(method.aggregate_variance_predicted, finished=method.finished),
+        format_epsilon(method, method.epsilon_joint),
+        format_epsilon(method, method.epsilon_marginal),
+    )
+
+
+def _plain(value: float | None) -> str:
+    return NOT_APPLICABLE if value is None else f"{value:.3g}"
+
+
+def format_accuracy(accuracy: float) -> str:
+    """A share of examples, such as 0.8214, in percent: "82.1 %"."""
+    return f"{100 * accuracy:.1f} %"
+
+
+def format_variance(variance: float | None, *, finished: bool = True) -> str:
+    """A finished method without a variance adds no noise; of an unfinished one it is only not known yet."""
+    if variance is None and not finished:
+        return NOT_APPLICABLE
+    return f"{variance:.3g}" if variance else NO_NOISE
+
+
+def settings_of(report: ReportInput) -> dict[str, str | None]:
+    """Name and value of each setting, in reading order; None where no file of the folder names it."""
+    config = _section(report.methods[0].manifest if report.methods else {}, "config")
+    model, training, privacy = (_section(config, name) for name in ("model", "training", "privacy"))
+    return {
+        "Dataset": report.dataset,
+        "Split between clients": report.split,
+        "Clients": _count(report.clients),
+        "Participants in a round": _count(report.participants),
+        "How they are chosen": _setting(training.get("sampling")),
+        "Rounds": _count(report.rounds),
+        "Model": _model(model),
+        "Model parameters": _count(report.model_parameters),
+        "Clip": _setting(privacy.get("clip")),
+        "Learning rate": _setting(training.get("learning_rate")),
+        "Local epochs": _setting(training.get("epochs")),
+        "Batch size": _setting(training.get("batch_size")),
+        "Seed": _setting(
+            config.get("seed", (report.methods[0].manifest if report.methods else {}).get("seed"))
+        ),
+        "Unit of privacy": report.unit,
+        "Neighbouring relation": report.relation,
+        "δ": None if report.delta is None else f"{report.delta:.3g}",
+        "Target ε, joint view": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
+        "Colluders assumed": _setting(privacy.get("colluders")),
+        "Engine": _recorded(report, "engine"),
+        "Precision": _recorded(report, "precision"),
+    }
+
+
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _count(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+def _setting(value: object) -> str | None:
+    """A value of the configuration as one would write it."""
+    if value is None or isinstance(value, dict):
+        return None
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _model(model: Mapping[str, Any]) -> str | None:
+    """The network, with the widths of its hidden layers where they are set."""
+    name, hidden = model.get("name"), model.get("hidden")
+    if not isinstance(name, str):
+        return None
+    if not isinstance(hidden, list):
+        return name
+    return (
+        f"{name}, hidden layers {', '.join(map(str, hidden))}" if hidden else f"{name} without a hidden layer"
+    )
+
+
+def _recorded(report: ReportInput, key: str) -> str | None:
+    """What the manifests say under `key`: each answer once."""
+    answers = dict.fromkeys(
+        method.manifest[key] for method in report.methods if isinstance(method.manifest.get(key), str)
+    )
+    return "; ".join(answers) or None
+
+
+# Calibration stops a little below its target; two epsilons this close, relatively, are the same budget.
+SAME_BUDGET = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A method that has an accuracy.
+
+    tenths  the accuracy as printed, in tenths of a percentage point: 821 for 82.1 %
+    """
+
+    result: MethodResult
+    tenths: int
+
+    @property
+    def accuracy(self) -> str:
+        return format_accuracy(self.tenths / 1000)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it has a guarantee that holds against the server."""
+        method = self.result
+        return method.is_private and not method.trusts_the_server and method.epsilon_joint is not None
+
+
+def finding(report: ReportInput) -> str:
+    """The one sentence that the page begins with.
+
+    Of an unfinished run it draws no conclusion, of a single one it states accuracy and epsilon. In a comparison it
+    names the best protected method, how far that is from the best without privacy, and the best of the others.
+    """
+    if not report.finished:
+        return _unfinished(report)
+    scored = _scored(report)
+    if not scored:
+        return "No accuracy was measured, so there is nothing to compare."
+    if len(report.methods) == 1:
+        return _single(scored[0], report)
+    protected = _within_budget(scored, report)
+    if not protected:
+        return "No method here has both an accuracy and a guarantee against a server that sees every upload."
+    return _compared(protected, _best([one for one in scored if not one.result.is_private]))
+
+
+def caveats(report: ReportInput) -> list[str]:
+    """What a reader of the finding must know beside it, as sentences: which methods were left out and why.
+
+    Empty for a single or an unfinished run, where nothing is compared.
+    """
+    if not report.finished or len(report.methods) == 1:
+        return []
+    scored = _scored(report)
+    remarks = []
+    proven = [one for one in scored if one.result.epsilon_joint is not None]
+    trusting = [one for one in proven if one.result.trusts_the_server]
+    if trusting:
+        trusts, its, is_ = (
+            ("trusts", "its", "it is") if len(trusting) == 1 else ("trust", "their", "they are")
+        )
+        remarks.append(
+            f"{_names_with_accuracy(trusting)} {trusts} the server with the clear updates, so {its} ε holds "
+            f"only for those who see the released models; {is_} left out of the finding."
+        )
+    unproven = [one for one in scored if one.result.is_private and one.result.epsilon_joint is None]
+    affordable = _within_budget(scored, report)
+    dearer = [one for one in scored if one.is_protected and one not in affordable]
+    for methods, has, have in (
+        (
+            unproven,
+            "has no guarantee in the joint view and is",
+            "have no guarantee in the joint view and are",
+        ),
+        (dearer, "spends more than the target ε and is", "spend more than the target ε and are"),
+    ):
+        if methods:
+            verb = has if len(methods) == 1 else have
+            remarks.append(f"{_names_with_accuracy(methods)} {verb} left out of the finding.")
+    remarks.append("Each method was run once, so small differences between neighbours may be chance.")
+    return remarks
+
+
+def _unfinished(report: ReportInput) -> str:
+    """How far the run or the comparison has come, and that nothing can be concluded from it."""
+    if report.is_comparison:
+        begun = len(report.methods)
+        state = f"comparison is unfinished: {begun} method{'s have' if begun != 1 else ' has'} begun"
+    else:
+        of_all = f" of {report.rounds}" if report.rounds else ""
+        state = f"run is unfinished: {report.methods[0].rounds_done}{of_all} rounds are done"
+    return f"This {state}, the figures show what there is so far, and nothing follows yet."
+
+
+def _single(one: Scored, report: ReportInput) -> str:
+    """The accuracy of the only method and the epsilon it was reached at, or that there is none."""
+    rounds = f" after {report.rounds} rounds" if report.rounds else ""
+    head = f"{one.result.label} reached {one.accuracy} accuracy{rounds}"
+    if not one.result.is_private:
+        return f"{head}, without any privacy."
+    if one.result.epsilon_joint is None:
+        return f"{head}, without a guarantee in the joint view."
+    view = (
+        "for those who see only the released models" if one.result.trusts_the_server else "in the joint view"
+    )
+    return f"{head}, at ε = {rounded_up(one.result.epsilon_joint)} {view}."
+
+
+def _compared(protected: list[Scored], reference: list[Scored]) -> str:
+    """The best of `protected`, several where they are level, measured against the best without privacy.
+
+    Where there is no such `reference`, only the accuracy is named, and the others are measured against the best.
+    """
+    best = _best(protected)
+    names = _listed([one.result.label for one in best])
+    accuracy = best[0].accuracy
+    ending, ending_es = ("", "") if len(best) > 1 else ("s", "es")
+    measure = reference[0] if reference else best[0]
+    label = measure.result.label
+    gap = measure.tenths - best[0].tenths
+    if not reference:
+        start = f"{names} reach{ending_es} the highest accuracy, {accuracy}"
+    elif gap == 0:
+        start = f"{names} do{ending_es} as well as {label}, at {accuracy}"
+    else:
+        unprotected = f"{label} ({measure.accuracy})"
+        if gap < 0:
+            start = f"{names} reach{ending_es} {accuracy}, {_points(-gap)} above {unprotected}"
+        elif len(protected) == 1:
+            start = f"{names} reaches {accuracy}, {_points(gap)} below {unprotected}"
+        else:
+            start = f"{names} come{ending} closest to {unprotected}, at {accuracy}, {_points(gap)} below it"
+    return f"{_budget_phrase(protected)}, {start}{_runner_up(protected, best, measure)}."
+
+
+def _runner_up(protected: list[Scored], best: list[Scored], measure: Scored) -> str:
+    """The best of the methods that did not win, with its distance from `measure`; nothing where all won.
+
+    Where noise shares won, that is noise of each client's own, which does not cancel, and the other way round: the
+    comparison this package is about. Other settings of a method that won are not named.
+    """
+    won_by = {one.result.method for one in best}
+    rivals = [one for one in protected if one.result.method not in won_by]
+    others = _best([one for one in rivals if not one.result.shares_noise] or rivals)
+    if not others:
+        return ""
+    rival = others[0]
+    gap = measure.tenths - rival.tenths
+    accuracy = rival.accuracy
+    if gap <= 0:
+        return f"; {rival.result.label} reaches {accuracy}"
+    return f"; {rival.result.label} falls {_points(gap)} behind {measure.result.label}, at {accuracy}"
+
+
+def _budget_phrase(protected: list[Scored]) -> str:
+    """The epsilon of the comparison; "the same" only where all of them are, else the largest as a bound."""
+    epsilons = [one.result.epsilon_joint for one in protected if one.result.epsilon_joint is not None]
+    largest = max(epsilons)
+    if largest - min(epsilons) <= SAME_BUDGET * largest:
+        same = "the same joint " if len(protected) > 1 else "a joint "
+        return f"At {same}ε of {rounded_up(largest)}"
+    return f"At a joint ε of at most {rounded_up(largest)}"
+
+
+def _scored(report: ReportInput) -> list[Scored]:
+    """The methods that have an accuracy, rounded once, by printing: so no sentence contradicts the table."""
+    return [
+        Scored(method, round(10 * float(f"{100 * method.accuracy:.1f}")))
+        for method in report.methods
+        if method.accuracy is not None
+    ]
+
+
+def _within_budget(scored: list[Scored], report: ReportInput) -> list[Scored]:
+    """The protected ones that spend no more than the target; all of them where there is none."""
+    most = math.inf if report.target_epsilon is None else (1 + SAME_BUDGET) * report.target_epsilon
+    return [one for one in scored if one.is_protected and (one.result.epsilon_joint or 0.0) <= most]
+
+
+def _best(scored: list[Scored]) -> list[Scored]:
+    """Those with the highest accuracy as printed."""
+    top = max((one.tenths for one in scored), default=0)
+    return [one for one in scored if one.tenths == top]
+
+
+def _points(tenths: int) -> str:
+    return "1 percentage point" if tenths == 10 else f"{tenths / 10:.1f} percentage points"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _names_with_accuracy(scored: list[Scored]) -> str:
+    return _listed([f"{one.result.label} ({one.accuracy})" for one in scored])
+
+
+COLUMNS = (
+    *("accuracy", "loss", "tau2", "noise_variance_measured", "noise_variance_predicted"),
+    *("dropped", "epsilon_spent", "seconds"),
+)
+"""What is exported of a round; `epsilon_spent` is that of the worst-off client so far, in the joint view."""
+
+Rows = list[tuple[str, str, int, dict[str, float | None]]]
+"""The run, the method, the round, and its values by column."""
+
+
+def read_rows(folders: Sequence[Path]) -> Rows:
+    """Every round of every method of every folder; runs of the same name are told apart by a number.
+
+    Raises `RunFolderError` where a folder cannot be read, or where none has a round yet.
+    """
+    rows: Rows = []
+    names: list[str] = []
+    for folder in folders:
+        report = read_report_input(folder)
+        names.append(name := report.folder.resolve().name)
+        run = name if (again := names.count(name)) == 1 else f"{name}-{again}"
+        for method in report.methods:
+            rows += [(run, method.label, number, values) for number, values in _rounds(method).items()]
+    if not rows:
+        raise RunFolderError(
+            "no round has been played in " + ", ".join(map(str, folders)), hint="export it when it has begun"
+        )
+    return rows
+
+
+def _rounds(method: MethodResult) -> dict[int, dict[str, float | None]]:
+    """The values of each round by column, from metrics.jsonl, timing.jsonl and the ledger."""
+    path = method.folder / TIMING
+    lines, _ = read_lines(path)
+    seconds = {int(number_at(line, "round", path) or 0): number_at(line, "seconds", path) for line in lines}
+    spent = worst_spent(method)
+    return {
+        point.round: {
+            "accuracy": point.accuracy,
+            "loss": point.loss,
+            "tau2": point.tau2 if method.shares_noise else None,
+            "noise_variance_measured": point.aggregate_variance,
+            "noise_variance_predicted": point.aggregate_variance_predicted,
+            "dropped": point.dropped,
+            "epsilon_spent": spent.get(point.round),
+            "seconds": seconds.get(point.round),
+        }
+        for point in method.curve
+    }
+
+
+def write_csv(rows: Rows, path: Path) -> Path:
+    """One line per round and method, and return `path`.
+
+    The columns are run, method, round and those of `COLUMNS`. Numbers are written in full, so that reading them gives
+    the same numbers; one that is not there is an empty field.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "method", "round", *COLUMNS])
+    for run, label, number, values in rows:
+        cells = ["" if values[name] is None else repr(values[name]) for name in COLUMNS]
+        writer.writerow([run, label, number, *cells])
+    return write_output(path, text.getvalue().encode("utf-8"))
