@@ -25,7 +25,7 @@ from niss.accounting import (
 from niss.accounting.discretisation import check_run_discretisation
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import agree, previous_of
-from support.carried_run import GRID, NOISY, RUN, CarriedFederation, changed, repairing, schedule
+from support.protocol_round import GRID, NOISY, RUN, CarriedFederation, changed, repairing, schedule
 
 SIZE, ROUNDS, APART = 6, 9, 3
 

@@ -24,8 +24,8 @@ from niss.accounting import CommittedAccount
 from niss.errors import NissError
 from niss.protocol.messages import RoundOpen, encode
 from niss.protocol.schedule import Schedule
-from support.carried_run import NOISY, CarriedFederation, schedule
-from support.hostile import rounded_variance
+from support.protocol_round import NOISY, CarriedFederation, schedule
+from support.what_left import rounded_variance
 
 # Uploads that are small enough to be counted share by share.
 MOST_UPLOADS = 60

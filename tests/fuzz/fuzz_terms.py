@@ -20,8 +20,7 @@ from niss.accounting import Plan, make_terms
 from niss.errors import NissError
 from niss.protocol.agreement import agree
 from niss.protocol.messages import MODES, RoundOpen, Terms
-from support.hostile import COORDINATES, SIZE, assessing, opened_with, spoilt
-from support.what_left import Held
+from support.what_left import COORDINATES, SIZE, Held, assessing, opened_with, spoilt
 
 NAMES = [field.name for field in fields(Terms)]
 DEGREES = (1.0, 1.5, 2.0, 3.0, 6.0)

@@ -35,9 +35,8 @@ from niss.errors import NissError
 from niss.protocol.agreement import agree
 from niss.protocol.keys import link_of
 from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms, encode
-from support.hostile import spoilt
 from support.protocol_round import Federation, resigned
-from support.what_left import Held, Pool, effective_variance
+from support.what_left import Held, Pool, effective_variance, spoilt
 
 SIZE, COORDINATES = 8, 3
 COLLUDER = SIZE - 1

@@ -17,8 +17,7 @@ from niss.protocol.agreement import participants_hash, previous_of
 from niss.protocol.keys import _prekey_statement, _signed_link
 from niss.protocol.messages import Participant, RoundCohorts, RoundOpen, Terms, decode, encode
 from niss.protocol.schedule import check_cohorts
-from support.carried_run import NOISY, CarriedFederation, covered, schedule
-from support.protocol_round import resigned
+from support.protocol_round import NOISY, CarriedFederation, covered, resigned, schedule
 
 
 def refused(federation: CarriedFederation, one: int, opened: RoundOpen, match: str) -> None:

@@ -17,8 +17,7 @@ from niss.protocol.agreement import agree
 from niss.protocol.committee import make_verdict, vote
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
 from niss.protocol.server import EndedRound, Server
-from support.carried_run import GRID, CarriedFederation, repairing
-from support.protocol_round import carried, resigned, signed_by
+from support.protocol_round import GRID, CarriedFederation, carried, repairing, resigned, signed_by
 
 
 def in_steps(total: np.ndarray) -> np.ndarray:
@@ -373,7 +372,7 @@ def test_what_a_member_of_the_round_before_cannot_prove_is_left_out() -> None:
             false = tuple(replace(one, points=answer.partials[0].points) for one in answer.partials)
             identity = scene.federation.seats[scene.federation.cohort(1)[seat]].identity
             answer = signed_by(identity, replace(answer, partials=false), "reveal")
-        server.take_carried_reveal(carried(answer))
+        server.take_reveal(carried(answer))
     outcome = server.finish()
     assert any(
         "of the round before revealed partials that it cannot prove" in one for one in outcome.problems

@@ -15,7 +15,7 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism.noise import Noise
 from niss.protocol.agreement import commitment_of, participants_hash, terms_hash
 from niss.protocol.schedule import Schedule
-from support.carried_run import GRID, CarriedFederation, changed, repairing, schedule
+from support.protocol_round import GRID, CarriedFederation, changed, repairing, schedule
 
 
 def in_steps(total: np.ndarray) -> np.ndarray:

@@ -22,8 +22,7 @@ from niss.protocol.messages import RoundCohorts, RoundOpen, Upload
 from niss.protocol.server import ServerStage
 from protocol.test_stateful import INTENDED, picks
 from protocol.test_stateful import QUICK as ROUNDS
-from support.carried_run import GRID, NOISY, CarriedFederation, covered, schedule
-from support.protocol_round import carried
+from support.protocol_round import GRID, NOISY, CarriedFederation, carried, covered, schedule
 
 
 class PowerCut(Exception):

@@ -24,8 +24,18 @@ from niss.protocol.client import Memory, dump, restore, rounds_answered
 from niss.protocol.keys import Identity, PrekeyStore
 from niss.protocol.messages import RevealRequest, RoundOpen, decode, encode
 from niss.protocol.server import Outcome, Server
-from support.carried_run import GRID, NOISY, RUN, CarriedFederation, covered, schedule
-from support.protocol_round import Federation, Seat, carried, resigned
+from support.protocol_round import (
+    GRID,
+    NOISY,
+    RUN,
+    CarriedFederation,
+    Federation,
+    Seat,
+    carried,
+    covered,
+    resigned,
+    schedule,
+)
 
 VICTIM, ABSENT, SIZE, COORDINATES = 2, 4, 6, 3
 ROUNDS, CARRYING = 5, 1

@@ -129,7 +129,7 @@ class Scene:
             upload = self.uploads[seat]
             if other is None:
                 seed = committee.mask_seed(self.agreed, seat, point)
-                assert committee.is_committed(self.agreed, seat, seed, upload.commitment)
+                assert committee.commit_mask(self.agreed, seat, seed) == upload.commitment
                 masks.add(seat)
             else:
                 key = committee.open_seal(self.agreed, seat, other, point, upload.pieces)

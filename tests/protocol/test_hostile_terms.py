@@ -18,7 +18,8 @@ from niss.mechanism.grid import centred
 from niss.protocol.agreement import Agreed, agree, unpack
 from niss.protocol.keys import _prekey_statement as signed_prekey
 from niss.protocol.messages import MODES, Participant, Prekey, RoundOpen, Terms
-from support.hostile import (
+from support.protocol_round import Federation, carried, resigned
+from support.what_left import (
     COLLUDERS,
     COORDINATES,
     SIZE,
@@ -28,7 +29,6 @@ from support.hostile import (
     spoilt,
     true_mu,
 )
-from support.protocol_round import Federation, carried, resigned
 
 # Noise so wide that a float64 holds only multiples of 8 or more of it, and an update of a few steps below that.
 WIDE: dict[str, Any] = {"grid_bits": 62, "residual_variance": 2.0**-10, "clip": 16.0 * 2.0**-62}

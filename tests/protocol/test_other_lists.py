@@ -16,8 +16,7 @@ import pytest
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.messages import RoundOpen, Terms
-from support.carried_run import CarriedFederation, repairing
-from support.protocol_round import Federation, resigned
+from support.protocol_round import CarriedFederation, Federation, repairing, resigned
 from support.what_left import Pool, known_edges
 
 SIZE, VICTIM = 7, 2

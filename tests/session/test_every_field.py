@@ -1,7 +1,7 @@
 """Every field of a proposal, of its plan and of a round's terms: refused, or paid for.
 
 The node pins what an owner pins and knows nothing else. The server sets one field to whatever it likes, signs it, and
-shows a round. What that truly costs is computed from the covariance of what leaves the clients (`support.hostile`).
+shows a round. What that truly costs is computed from the covariance of what leaves the clients (`support.what_left`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from niss.protocol.messages import Participant, Terms, encode
 from niss.session.ports import Stage
 from niss.session.proposal import _ALWAYS, _PROPOSAL_PURPOSE, Enrolment, Proposal, read_proposal
 from session.lone_server import COORDINATES, LoneServer, refused
-from support.hostile import COLLUDERS, SIZE, spoilt, true_mu
+from support.what_left import COLLUDERS, SIZE, spoilt, true_mu
 
 PLAN = Plan(
     clip=0.5,

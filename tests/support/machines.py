@@ -44,19 +44,19 @@ def why_not() -> str | None:
         if shutil.which(command) is None:
             return f"there is no command {command!r} here (apt-get install iproute2 util-linux openssl openssh-client)"
     probe = f"niss-probe-{os.getpid()}"
-    made = _ip("netns", "add", probe, check=False)
-    joined = _ip("-n", probe, "link", "add", "b0", "type", "bridge", check=False)
+    made = _ip(f"netns add {probe}", check=False)
+    joined = _ip(f"-n {probe} link add b0 type bridge", check=False)
     inside = ["ip", "netns", "exec", probe, "unshare", "--uts", "--mount", "true"]
     entered = subprocess.run(inside, capture_output=True, text=True, check=False)
-    _ip("netns", "del", probe, check=False)
+    _ip(f"netns del {probe}", check=False)
     for done in (made, joined, entered):
         if done.returncode:
             return f"namespaces cannot be made here: {done.stderr.strip()}"
     return None
 
 
-def _ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=check)
+def _ip(words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *words.split()], capture_output=True, text=True, check=check)
 
 
 class Machines:
@@ -91,47 +91,25 @@ class Machines:
         return self._root / name
 
     def start(self) -> None:
-        _ip("netns", "add", self._switch)
-        _ip("-n", self._switch, "link", "add", "b0", "type", "bridge")
-        _ip("-n", self._switch, "link", "set", "b0", "up")
+        _ip(f"netns add {self._switch}")
+        _ip(f"-n {self._switch} link add b0 type bridge")
+        _ip(f"-n {self._switch} link set b0 up")
         for number, (name, space) in enumerate(self._spaces.items()):
             self.folder(name).mkdir()
-            _ip("netns", "add", space)
-            _ip(
-                "-n",
-                self._switch,
-                "link",
-                "add",
-                f"p{number}",
-                "type",
-                "veth",
-                "peer",
-                "eth0",
-                "netns",
-                space,
-            )
-            _ip("-n", self._switch, "link", "set", f"p{number}", "master", "b0", "up")
-            _ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+            _ip(f"netns add {space}")
+            _ip(f"-n {self._switch} link add p{number} type veth peer eth0 netns {space}")
+            _ip(f"-n {self._switch} link set p{number} master b0 up")
+            _ip(f"-n {space} addr add {self.address(name)}/24 dev eth0")
             for device in ("lo", "eth0"):
-                _ip("-n", space, "link", "set", device, "up")
+                _ip(f"-n {space} link set {device} up")
 
     def run(self, name: str, block: str, *, timeout: float = 300.0) -> str:
         """Type a block of bash on a machine, in its home; returns what it printed. What it leaves running runs on."""
         folder = self.folder(name)
         (folder / ".block").write_text(block)
         log = self._root.parent / f"{name}.out"
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            self._spaces[name],
-            "unshare",
-            "--uts",
-            "--mount",
-            "bash",
-            "-c",
-            _ENTER,
-        ]
+        entered = f"ip netns exec {self._spaces[name]} unshare --uts --mount bash -c"
+        command = [*entered.split(), _ENTER]
         own = {"MACHINE_NAME": name, "MACHINE_FOLDER": str(folder)}
         with log.open("wb") as output:
             # Not a pipe: what the block leaves running would keep it open.
@@ -167,14 +145,14 @@ class Machines:
         """End whatever runs on the machines, and take them away."""
         for space in (*self._spaces.values(), self._switch):
             for _ in range(50):
-                found = _ip("netns", "pids", space, check=False).stdout.split()
+                found = _ip(f"netns pids {space}", check=False).stdout.split()
                 if not found:
                     break
                 for process in found:
                     with suppress(ProcessLookupError):
                         os.kill(int(process), signal.SIGKILL)
                 time.sleep(0.1)
-            _ip("netns", "del", space, check=False)
+            _ip(f"netns del {space}", check=False)
 
 
 @contextmanager

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from niss.protocol.messages import (
-    MODES,
+    TAGS,
     Beacon,
+    Blob,
     CarryTerms,
+    Choice,
+    Exact,
+    Field,
     Message,
+    Optional,
     Partials,
     Participant,
     Prekey,
     PreviousRound,
+    Real,
+    Record,
     Refusal,
     Reveal,
     RevealRequest,
     RoundCohorts,
     RoundOpen,
+    Sequence,
     Terms,
+    Text,
+    Uint,
     Upload,
     Verdict,
     Vote,
+    WireLimits,
+    record_of,
 )
 
 
@@ -123,119 +134,37 @@ def examples() -> dict[str, Message]:
     }
 
 
-_seats = st.integers(0, 400)
-_hashes = st.binary(min_size=32, max_size=32)
-_signatures = st.just(b"") | st.binary(min_size=64, max_size=64)
-_uint32 = st.integers(0, 2**32 - 1)
-_reals = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False).map(abs)
-_prekeys = st.builds(Prekey, number=st.integers(0, 2**64 - 1), public=_hashes, signature=_signatures)
-_participants = st.builds(Participant, identity=_hashes, prekey=_prekeys)
-_survivors = st.lists(_seats, unique=True, max_size=12).map(lambda seats: tuple(sorted(seats)))
-_pieces = st.binary(max_size=300)
-_partials = st.builds(
-    Partials,
-    seat=_seats,
-    points=st.integers(1, 3).flatmap(lambda count: st.binary(min_size=32 * count, max_size=32 * count)),
-    proof=st.binary(min_size=48, max_size=48),
-)
+# What a bound allows at most, in what is drawn: seats of two bytes, sequences and bytes of a few.
+_DRAWN = WireLimits(max_participants=401, max_coordinates=1 << 24)
+_LONGEST, _MOST = 300, 4
 
 
-def _rising(items: st.SearchStrategy[Any], key: Callable[[Any], Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(items, unique_by=key, max_size=4).map(lambda found: tuple(sorted(found, key=key)))
-
-
-def terms() -> st.SearchStrategy[Terms]:
-    """Any terms that may be on the wire."""
-    return st.builds(
-        Terms,
-        run=st.binary(min_size=1, max_size=64),
-        round=_uint32,
-        attempt=_uint32,
-        mode=st.sampled_from(MODES),
-        coordinates=st.integers(1, 2**24),
-        grid_bits=st.integers(0, 64),
-        modulus_bits=st.integers(16, 64),
-        clip=_reals,
-        neighbours=_reals,
-        unit_variance=_reals,
-        residual_variance=_reals,
-        self_variance=_reals,
-        revealed=_seats,
-        dropped=_seats,
-        committee=_seats,
-        threshold=_seats,
-    )
-
-
-_lists = st.lists(_participants, unique_by=lambda one: one.identity, max_size=4).map(tuple)
-_beacons = st.builds(Beacon, index=_uint32, value=_hashes, signature=_signatures)
-
-
-@st.composite
-def round_opens(draw: st.DrawFn) -> RoundOpen:
-    """Any opening of a round, with and without noise that is carried over."""
-    opened = RoundOpen(draw(terms()), draw(_lists), draw(_beacons), draw(_signatures))
-    if draw(st.booleans()):
-        return opened
-    carrying = draw(st.builds(CarryTerms, plan=_hashes, unit_variance=_reals))
-    previous = draw(st.none() | st.builds(PreviousRound, participants=_lists, terms=_hashes, beacon=_beacons))
-    return replace(
-        opened,
-        terms=replace(opened.terms, carrying=carrying),
-        cohorts=RoundCohorts(draw(_lists), previous),
-    )
-
-
-_votes = st.builds(Vote, seat=_seats, signature=st.binary(min_size=64, max_size=64))
-_verdicts = st.builds(
-    Verdict,
-    beacon=_beacons,
-    following=_hashes,
-    survivors=_survivors,
-    votes=_rising(_votes, lambda one: one.seat),
-)
-
-
-def uploads() -> st.SearchStrategy[Upload]:
-    """Any upload, though a short one."""
-    return st.builds(
-        Upload,
-        context=_hashes,
-        seat=_seats,
-        vector=st.binary(max_size=300),
-        fresh_prekeys=_rising(_prekeys, lambda prekey: prekey.number),
-        commitment=st.just(b"") | _hashes,
-        pieces=_pieces,
-        signature=_signatures,
-    )
-
-
-def reveal_requests() -> st.SearchStrategy[RevealRequest]:
-    """Any request to reveal."""
-    return st.builds(
-        RevealRequest,
-        context=_hashes,
-        survivors=_survivors,
-        pieces=_pieces,
-        signature=_signatures,
-        verdict=st.none() | _verdicts,
-    )
-
-
-def reveals() -> st.SearchStrategy[Reveal]:
-    """Any reveal of a member."""
-    return st.builds(
-        Reveal,
-        context=_hashes,
-        seat=_seats,
-        partials=_rising(_partials, lambda one: one.seat),
-        signature=_signatures,
-        vote=st.none() | st.binary(min_size=64, max_size=64),
-    )
+def _strategy(field: Field) -> st.SearchStrategy[Any]:
+    """Any value of a field that may be on the wire, though short."""
+    if isinstance(field, Record):
+        return st.builds(field.kind, **{name: _strategy(one) for name, one in field.layout.items()})
+    if isinstance(field, Sequence):
+        key = field.items.rising or field.items.unique
+        drawn = st.lists(_strategy(field.item), unique_by=key, max_size=_MOST)
+        return drawn.map(lambda found: tuple(sorted(found, key=key) if field.items.rising else found))
+    if isinstance(field, Optional):
+        return st.none() | _strategy(field.item)
+    if isinstance(field, Text):
+        return st.text(max_size=100).filter(lambda text: len(text.encode("utf-8", "replace")) <= 500)
+    if isinstance(field, Blob):
+        low, high = field.low, min(field.high(_DRAWN), _LONGEST)
+        counts = st.integers(-(-low // field.step), high // field.step)
+        return counts.flatmap(lambda count: st.binary(min_size=(n := count * field.step), max_size=n))
+    if isinstance(field, Exact):
+        return st.binary(min_size=field.smallest, max_size=field.smallest)
+    if isinstance(field, Choice):
+        return st.sampled_from(field.words)
+    if isinstance(field, Uint):
+        return st.integers(field.low, field.high(_DRAWN))
+    assert isinstance(field, Real)
+    return st.floats(min_value=0.0, allow_nan=False, allow_infinity=False).map(abs)
 
 
 def messages() -> st.SearchStrategy[Message]:
     """Any message of the protocol."""
-    reason = st.text(max_size=100).filter(lambda text: len(text.encode("utf-8", "replace")) <= 500)
-    refusals = st.builds(Refusal, context=_hashes, reason=reason, signature=_signatures)
-    return st.one_of(round_opens(), uploads(), reveal_requests(), reveals(), refusals)
+    return st.one_of(*(_strategy(record_of(kind)) for kind in TAGS))

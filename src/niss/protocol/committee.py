@@ -249,11 +249,6 @@ def commit_mask(agreed: Agreed, seat: int, seed: bytes) -> bytes:
     return hashlib.sha256(length_prefixed(_COMMITMENT_TAG, context, seed)).digest()
 
 
-def is_committed(agreed: Agreed, seat: int, seed: bytes, commitment: bytes) -> bool:
-    """Whether that client committed to this seed; in constant time."""
-    return hmac.compare_digest(commit_mask(agreed, seat, seed), commitment)
-
-
 def lost_edges(
     agreed: Agreed,
     survivors: Iterable[int],
@@ -346,15 +341,12 @@ class MemberStatement:
         said = (part for owner, made in sorted(points.items()) for part in (uint64(owner), made))
         tag = _WEIGHT_TAG if masks else _CARRIED_WEIGHT_TAG
         self._said = hashlib.sha512(length_prefixed(tag, agreed.digest, uint64(member), *said)).digest()
-        self._weights: dict[int, SecretBytes] = {}
         self._weighted: dict[int, bytes] = {}
 
     def _weight(self, other: int) -> SecretBytes:
         """128 bits for each lost client; the point of the mask counts once."""
-        if other not in self._weights:
-            drawn = hashlib.sha256(self._said + uint64(other)).digest()[:16]
-            self._weights[other] = SecretBytes(drawn + bytes(SCALAR_BYTES - 16))
-        return self._weights[other]
+        drawn = hashlib.sha256(self._said + uint64(other)).digest()[:16]
+        return SecretBytes(drawn + bytes(SCALAR_BYTES - 16))
 
     def _joint_point(self, owner: int) -> bytes:
         """All that is multiplied with a piece of `owner`, as one point."""
@@ -559,21 +551,15 @@ def recover(
     return recovered, [*lies, *(lie for one in recovered.values() for lie in one.lies)]
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What one member said, in a form whose proofs can be checked."""
-
-    number: int
-    statement: MemberStatement
-    proofs: Mapping[int, bytes]
+# By number in the committee, what a member said, and its proofs by owner.
+_Answers = Mapping[int, tuple[MemberStatement, Mapping[int, bytes]]]
 
 
 def _wanted(
     agreed: Agreed, lost: Mapping[int, Sequence[int]], reveals: Mapping[int, Reveal], masks: bool
-) -> tuple[dict[int, _Answer], list[tuple[int, str]]]:
-    """By member, in the committee's order, what it was asked for; and who said anything else."""
-    answers: dict[int, _Answer] = {}
-    lies = []
+) -> tuple[_Answers, list[tuple[int, str]]]:
+    """What each member was asked for, in the committee's order; and who said anything else."""
+    answers, lies = {}, []
     for number, member in enumerate(agreed.committee, start=1):
         if member not in reveals:
             continue
@@ -588,7 +574,7 @@ def _wanted(
         statement = MemberStatement(
             agreed, member, {one.seat: one.points for one in partials}, lost, masks=masks
         )
-        answers[member] = _Answer(number, statement, {one.seat: one.proof for one in partials})
+        answers[number] = statement, {one.seat: one.proof for one in partials}
     return answers, lies
 
 
@@ -597,24 +583,26 @@ def _recover_one(
     seat: int,
     lost: Sequence[int],
     upload: Upload,
-    answers: Mapping[int, _Answer],
+    answers: _Answers,
     masks: bool,
 ) -> Recovered:
     found = Recovered()
     threshold = agreed.terms.threshold
-    given = {member: answer for member, answer in answers.items() if seat in answer.proofs}
+    given = {number: one for number, one in answers.items() if seat in one[1]}
+    said = {number: cut(statement.points[seat]) for number, (statement, _) in given.items()}
     if not lost and len(given) >= threshold:
-        first = list(given.values())[:threshold]
-        found.mask = _mask(agreed, seat, upload, {one.number: one.statement.points[seat] for one in first})
+        found.mask = _mask(
+            agreed, seat, upload, {number: said[number][0] for number in list(said)[:threshold]}
+        )
         if found.mask is not None:
             return found
     points = commitments(agreed, upload.pieces)
-    true: dict[int, _Answer] = {}
-    for member, answer in given.items():
-        if answer.statement.is_proven(seat, points[answer.number], answer.proofs[seat]):
-            true[answer.number] = answer
+    true: list[int] = []
+    for number, (statement, proofs) in given.items():
+        if statement.is_proven(seat, points[number], proofs[seat]):
+            true.append(number)
         else:
-            found.lies.append((member, "revealed partials that it cannot prove"))
+            found.lies.append((statement.member, "revealed partials that it cannot prove"))
         if len(true) == threshold:
             break
     if len(true) < threshold:
@@ -623,13 +611,12 @@ def _recover_one(
     if _combined({number: points[number] for number in true}) != points[0]:
         found.lies.append((seat, "made pieces that do not fit together"))
         return found
-    parts = {number: cut(answer.statement.points[seat]) for number, answer in true.items()}
     if masks:
-        found.mask = _mask(agreed, seat, upload, {number: one[0] for number, one in parts.items()})
+        found.mask = _mask(agreed, seat, upload, {number: said[number][0] for number in true})
         if found.mask is None:
             found.lies.append((seat, "committed to another self-mask than its pieces give"))
     for place, other in enumerate(lost, start=int(masks)):
-        point = _combined({number: one[place] for number, one in parts.items()})
+        point = _combined({number: said[number][place] for number in true})
         if point is None:
             continue
         found.keys[other] = open_seal(agreed, seat, other, point, upload.pieces)
@@ -650,7 +637,7 @@ def _mask(agreed: Agreed, seat: int, upload: Upload, partials: Mapping[int, byte
     if point is None:
         return None
     seed = mask_seed(agreed, seat, point)
-    return seed if is_committed(agreed, seat, seed, upload.commitment) else None
+    return seed if hmac.compare_digest(commit_mask(agreed, seat, seed), upload.commitment) else None
 
 
 def take_out_shares(

@@ -151,6 +151,11 @@ class EndedRound:
     uploads: Mapping[int, Upload]
     verdict: Verdict | None
 
+    @property
+    def carried(self) -> bytes:
+        """What messages about the shares that it carried on name it by; empty where it carried none."""
+        return b"" if self.agreed.after is None else self.agreed.after.context.digest()
+
     def to_bytes(self) -> bytes:
         """All of it, for a server that may be started again before the next round is over."""
         verdict = RevealRequest(self.agreed.digest, self.survivors, b"", verdict=self.verdict)
@@ -182,7 +187,7 @@ class _Round:
     """What has arrived in the round under way, by seat; `survivors` is what the committee was told, once it was.
 
     `survived` are the seats of the round before whose uploads were summed, where that round carried noise to this one,
-    `ended` what else is known of it, and `carried` what its committee reveals, by seat there.
+    `ended` what else is known of it, and `carried` what its committee reveals, by seat there, once it was asked.
     """
 
     agreed: Agreed
@@ -192,6 +197,7 @@ class _Round:
     uploads: dict[int, Upload] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     asked: tuple[int, ...] = ()
+    asked_late: tuple[int, ...] = ()
     reveals: dict[int, Reveal] = field(default_factory=dict)
     problems: dict[str, None] = field(default_factory=dict)
     liars: set[int] = field(default_factory=set)
@@ -274,10 +280,7 @@ class Server:
         agreed.check_fits()
         ended, before = self.ended, agreed.before
         if ended is not None and (
-            before is None
-            or ended.survivors != survived
-            or ended.agreed.after is None
-            or ended.agreed.after.context != before.context
+            before is None or ended.survivors != survived or ended.carried != before.context.digest()
         ):
             ended = None
         self._round, self.state = _Round(agreed, survived, ended), state
@@ -289,8 +292,9 @@ class Server:
         Refused are vectors of the wrong length, prekeys not signed by the sender and, in mode `repair`, anything but a
         commitment and pieces for the committee. Whether they are true shows only later.
         """
-        current, following = self._receive(upload, "upload")
+        current = self._opened()
         agreed, terms = current.agreed, current.agreed.terms
+        following = self._receive(upload, "upload", agreed)
         if upload.seat in current.uploads:
             if current.uploads[upload.seat] != upload:
                 current.note(f"seat {upload.seat} uploaded twice; the first upload counts")
@@ -336,11 +340,9 @@ class Server:
         self.state = following
         if ended is None or ended.verdict is None or verdict is None or not lost:
             return {}
-        assert ended.agreed.after is not None
-        context = ended.agreed.after.context.digest()
-        request = RevealRequest(context, ended.survivors, b"", verdict=verdict)
-        members = [seat for seat in ended.agreed.committee if seat in ended.survivors]
-        return self._requests(ended.agreed, request, members, ended.uploads, list(lost))
+        request = RevealRequest(ended.carried, ended.survivors, b"", verdict=verdict)
+        current.asked_late = tuple(seat for seat in ended.agreed.committee if seat in ended.survivors)
+        return self._requests(ended.agreed, request, current.asked_late, ended.uploads, list(lost))
 
     def _requests(
         self,
@@ -359,30 +361,22 @@ class Server:
         return requests
 
     def take_reveal(self, reveal: Reveal) -> None:
-        """Keep what a member reveals; of two different ones from one seat the first counts."""
-        current, following = self._receive(reveal, "reveal")
-        if reveal.seat not in current.asked:
-            raise RemoteProtocolError(f"seat {reveal.seat} reveals though it was not asked")
-        check_vote(current.agreed, current.survivors, reveal.seat, reveal.vote)
-        if current.reveals.setdefault(reveal.seat, reveal) != reveal:
-            current.note(f"seat {reveal.seat} revealed twice; the first reveal counts")
-        self.state = following
+        """Keep what a member of the committee reveals, or one of the round before that was asked once more.
 
-    def take_carried_reveal(self, reveal: Reveal) -> None:
-        """Keep what a member of the round before reveals, asked by `request_carried_reveals`; the first counts."""
-        current, following = self._step("request carried reveals")
-        ended = current.ended
-        if (
-            ended is None
-            or ended.agreed.after is None
-            or reveal.context != ended.agreed.after.context.digest()
-        ):
-            raise RemoteProtocolError("the message belongs to another round")
-        if reveal.seat not in set(ended.agreed.committee).intersection(ended.survivors):
+        Of two different ones from one seat the first counts.
+        """
+        current, ended = self._opened(), self._opened().ended
+        late = ended is not None and reveal.context == ended.carried
+        agreed = ended.agreed if ended is not None and late else current.agreed
+        following = self._receive(reveal, "reveal", agreed, late)
+        asked, kept = (current.asked_late, current.carried) if late else (current.asked, current.reveals)
+        if reveal.seat not in asked:
             raise RemoteProtocolError(f"seat {reveal.seat} reveals though it was not asked")
-        identity = ended.agreed.participants[reveal.seat].identity
-        verify(identity, "reveal", signed_part(reveal), reveal.signature)
-        current.carried.setdefault(reveal.seat, reveal)
+        if not late:
+            check_vote(agreed, current.survivors, reveal.seat, reveal.vote)
+        if kept.setdefault(reveal.seat, reveal) != reveal:
+            where = " of the round before" if late else ""
+            current.note(f"seat {reveal.seat}{where} revealed twice; the first reveal counts")
         self.state = following
 
     def finish(self) -> Outcome:
@@ -438,25 +432,26 @@ class Server:
             repaired,
         )
 
-    def _step(self, event: str) -> tuple[_Round, ServerStage]:
-        """The round under way, and the state that follows once what the driver asks for is done."""
+    def _opened(self) -> _Round:
         if self._round is None:
             raise LocalProtocolError("no round was opened")
-        return self._round, server_step(self.state, event)
+        return self._round
 
-    def _receive(self, message: Upload | Reveal, purpose: str) -> tuple[_Round, ServerStage]:
-        """The round under way, and the state that follows, for a message of it that its seat has signed."""
-        current = self._round
-        if current is None:
-            raise LocalProtocolError("no round was opened")
-        if message.context != current.agreed.digest:
+    def _step(self, event: str) -> tuple[_Round, ServerStage]:
+        """The round under way, and the state that follows once what the driver asks for is done."""
+        return self._opened(), server_step(self.state, event)
+
+    def _receive(
+        self, message: Upload | Reveal, purpose: str, agreed: Agreed, late: bool = False
+    ) -> ServerStage:
+        """The state that follows a message of that round which its seat has signed."""
+        if not late and message.context != agreed.digest:
             raise RemoteProtocolError("the message belongs to another round")
         following = server_step(self.state, type(message).__name__)
-        participants = current.agreed.participants
-        if not 0 <= message.seat < len(participants):
+        if not 0 <= message.seat < len(agreed.participants):
             raise RemoteProtocolError("the message comes from a seat that this round does not have")
-        verify(participants[message.seat].identity, purpose, signed_part(message), message.signature)
-        return current, following
+        verify(agreed.participants[message.seat].identity, purpose, signed_part(message), message.signature)
+        return following
 
 
 def _variance(edges: list[Edge]) -> float:

@@ -413,8 +413,7 @@ class Session:
         if isinstance(message, Upload):
             self._server.take_upload(message)
         elif isinstance(message, Reveal):
-            own = message.context == self._current.agreed.digest
-            (self._server.take_reveal if own else self._server.take_carried_reveal)(message)
+            self._server.take_reveal(message)
         else:
             raise RemoteProtocolError(f"a client does not send a {type(message).__name__}")
 
