@@ -15,8 +15,6 @@ LIMITS = 1e-8
 """A limit that a node has pinned, against what it works out of the server's numbers: both went through decimals."""
 PLANNED = 1e-6
 """What a committed schedule says of a round, against what the client finds: roots are found to less than that."""
-BOUNDS = 1e-12
-"""On top of a bound that was proved for exact arithmetic: more than float64 loses on the way."""
 
 
 def require_whole(value: object, *, field: str, at_least: int) -> None:

@@ -19,7 +19,7 @@ from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_mu
 from niss.mechanism.noise import Noise
-from niss.views import RoundNoise, RunKnowledge, RunNoise, run_mu2
+from niss.views import RoundNoise, RunNoise, run_mu2
 
 STRONG = 1e7
 
@@ -224,7 +224,7 @@ def run_of(run: Committed) -> RunNoise:
 def test_a_run_promises_what_its_graphs_give(closing, ratio, colluders, dropped):
     run = replace(committed(ratio=ratio, colluders=colluders, dropped=dropped), closing=closing)
     known = [cohort * 6 + place for cohort in range(3) for place in range(colluders + dropped)]
-    exact = run_mu2(run_of(run), RunKnowledge(known), sensitivity=[1.0] * 9 + [0.0] * closing)
+    exact = run_mu2(run_of(run), colluders=known, sensitivity=[1.0] * 9 + [0.0] * closing)
     assert run.worst.cost == pytest.approx(max(exact.values()), rel=1e-10)
 
 

@@ -16,7 +16,7 @@ from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.methods import METHODS
 from niss.randomness import SimStream
 from niss.simulation.federation import choose_participants
-from niss.views import RoundNoise, RunKnowledge, RunNoise, run_mu2
+from niss.views import RoundNoise, RunNoise, run_mu2
 from support.federation import WideRun, small_config
 
 CLIENTS, COHORT, ROUNDS, APART = 12, 4, 7, 3
@@ -101,7 +101,7 @@ def test_against_colluders_the_statement_is_the_cost_of_any_that_many(monkeypatc
         for one in watched.plans[:APART]
         for client in one.participants[1 : 1 + colluders]
     }  # fmt: skip
-    found = run_mu2(run, RunKnowledge(colluders=known), sensitivity=0.5 / COHORT)
+    found = run_mu2(run, colluders=known, sensitivity=0.5 / COHORT)
     for client in watched.result.statement.clients:
         if client.client not in known:
             assert found[client.client] == pytest.approx(client.mu_joint**2, rel=1e-9)

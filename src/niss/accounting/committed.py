@@ -90,7 +90,7 @@ class Committed:
         if not self.private:
             raise PrivacyError("without fresh noise nothing is promised", hint="leave tau2 calibrated")
         carried = np.full(self.rounds - 1, self.noise.carried / self.noise.residual)
-        return CompleteRun(self.noise.participants, self.noise.known, np.ones(self.rounds), carried)
+        return CompleteRun(self.noise.participants, self.noise.known, carried)
 
     @cached_property
     def matrix(self) -> FloatArray:

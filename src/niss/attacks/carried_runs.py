@@ -451,6 +451,6 @@ def _charged_anew(plan: Committed, repeated: Collection[int], visits: Sequence[i
     rounds = [t for t, _ in attempts]
     noise = plan.noise
     carried = np.where(official[:-1], noise.carried / noise.residual, 0.0)
-    view = CompleteRun(noise.participants, noise.known, np.ones(len(rounds)), carried)
+    view = CompleteRun(noise.participants, noise.known, carried)
     matrix = view.matrix(noise.participants * noise.residual, noise.spatial)
     return math.sqrt(spent_in(matrix, [rounds.index(t) for t in visits]))

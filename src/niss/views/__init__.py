@@ -15,14 +15,13 @@ from niss.views.collusion import (
 )
 from niss.views.joint import calibrate_tau2, effective_variance
 from niss.views.numerics import EXACT_LIMIT
-from niss.views.run import CompleteRun, RoundNoise, RunKnowledge, RunNoise, run_mu2
+from niss.views.run import CompleteRun, RoundNoise, RunNoise, run_mu2
 
 __all__ = [
     "EXACT_LIMIT",
     "CompleteRun",
     "Corruption",
     "RoundNoise",
-    "RunKnowledge",
     "RunNoise",
     "WorstCase",
     "calibrate_for",

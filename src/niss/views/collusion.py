@@ -233,7 +233,10 @@ class _Assumed:
 
     def worst(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
         if isinstance(self._bound, ConnectedBound):
-            return _worst_of(self._bound.variance(unit, residual), residual, target)
+            variance = self._bound.variance(unit, residual)
+            client = int((variance / target).argmin())
+            alone = bool(variance[client] <= residual[client])
+            return WorstCase(float(variance[client] / target[client]), client, (), False, alone)
         if self._removed == 0:
             return self._exactly((), unit, residual, target)
         if all_alike(self._links, residual, target):
@@ -263,8 +266,12 @@ class _Assumed:
         """Every set of that size; a client counts only where its neighbours keep to the bound."""
         size, weights = self._graph.size, self._links.toarray()
         linked = weights > 0.0
+        certain = not drawn_alike(self._graph)
         limits = np.array(
-            [known_neighbours(self._graph, self._corruption, int(near)) for near in linked.sum(axis=1)]
+            [
+                _known_of(near, size, self._corruption, certain=certain)[0]
+                for near in linked.sum(axis=1).tolist()
+            ]
         )
         sets = np.array(list(itertools.combinations(range(size), self._removed)))
         honest = np.ones((len(sets), size), dtype=bool)
@@ -297,13 +304,6 @@ class _Assumed:
         )
 
 
-def _worst_of(variance: FloatArray, residual: FloatArray, target: FloatArray) -> WorstCase:
-    """The worst-off client of a round in which nobody colludes, by a bound on what each has left."""
-    client = int((variance / target).argmin())
-    alone = bool(variance[client] <= residual[client])
-    return WorstCase(float(variance[client] / target[client]), client, (), False, alone)
-
-
 def few_sets(size: int, removed: int) -> bool:
     """Whether there are so few sets of `removed` clients that all of them can be tried."""
     # With more to choose from than this on both sides there are more sets than that.
@@ -323,11 +323,6 @@ def drawn_alike(graph: ShareGraph) -> bool:
     if graph.kind == "regular":
         return bool(np.ptp(np.bincount(graph.senders, minlength=graph.size)) == 0)
     return graph.kind == "random"
-
-
-def known_neighbours(graph: ShareGraph, corruption: Corruption, degree: int) -> int:
-    """How many of a client's `degree` neighbours the server may know all about: colluding ones and revealed edges."""
-    return _known_of(degree, graph.size, corruption, certain=not drawn_alike(graph))[0]
 
 
 @dataclass(frozen=True)

@@ -149,15 +149,10 @@ def client_mask(clients: Collection[int], size: int, field: str) -> BoolArray:
     return mask
 
 
-def _groups(size: int, senders: IntArray, receivers: IntArray) -> IntArray:
-    """By client, the number of the connected group that it is in."""
-    links = coo_array((np.ones(senders.size), (senders, receivers)), shape=(size, size))
-    return np.asarray(connected_components(links, directed=False)[1], dtype=np.int64)
-
-
 def _without_fresh_noise(size: int, senders: IntArray, receivers: IntArray, grounded: BoolArray) -> BoolArray:
     """Clients in a connected group that has neither residual noise nor a dropped member."""
-    group = _groups(size, senders, receivers)
+    links = coo_array((np.ones(senders.size), (senders, receivers)), shape=(size, size))
+    group = connected_components(links, directed=False)[1]
     covered = np.zeros(group.max() + 1, dtype=bool)
     covered[group[grounded]] = True
     return np.asarray(~covered[group])
@@ -342,7 +337,12 @@ def _variance(
             rows = np.searchsorted(solid, wanted)
             whole[wanted] = sampled_variance(part, rows, least_residual=least)
         return whole[places]
-    _require_dense(size)
+    if size > DENSE_LIMIT:
+        raise ConfigError(
+            f"{size} clients are too many for the whole matrix",
+            field="clients",
+            hint="name the clients to compute, for example clients=range(10)",
+        )
     if solid.size:
         whole[solid] = conditional_variance(part.toarray(order="F"))
     return whole if places is None else whole[places]
@@ -371,13 +371,3 @@ def _scales(graph: ShareGraph, scales: ArrayLike | None) -> FloatArray | None:
             field="scales",
         )
     return None if np.all(factors == 1.0) else factors
-
-
-def _require_dense(size: int) -> None:
-    """Refuse a matrix too large to invert whole, saying what to do."""
-    if size > DENSE_LIMIT:
-        raise ConfigError(
-            f"{size} clients are too many for the whole matrix",
-            field="clients",
-            hint="name the clients to compute, for example clients=range(10)",
-        )

@@ -18,18 +18,15 @@ vertices is the oracle of tests and audits. Where everyone shares with everyone 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import lapack, solve_triangular, solveh_banded
-from scipy.sparse import csr_array, diags_array
-from scipy.sparse.linalg import cg
 
-from niss.checks import BOUNDS, require_real
+from niss.checks import require_real
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism.shares import per_client
@@ -38,7 +35,7 @@ from niss.views.joint import Knowledge, hidden_noise
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-# Up to here the whole matrix is factored (300 MB); beyond, each client is solved for by itself.
+# Up to here the whole matrix is factored (300 MB).
 DENSE_VERTICES = 6_000
 
 Vertex = tuple[int, int]
@@ -68,22 +65,6 @@ class RoundNoise:
             )
         for value in (self.unit_variance, *(() if self.carried is None else self.carried[1:])):
             require_real(value, field="unit_variance")
-
-
-class RunKnowledge(NamedTuple):
-    """What the adversary holds besides all uploads of the run.
-
-    colluders  clients that tell it all they know, in every round they take part in
-    dropped    (client, round): uploads that never arrived; nobody knows their shares, which stay with the others
-    revealed   pairs of (client, round) whose shared seeds it was given
-    """
-
-    colluders: Collection[int] = ()
-    dropped: Collection[Vertex] = ()
-    revealed: Collection[tuple[Vertex, Vertex]] = ()
-
-
-NOTHING_KNOWN = RunKnowledge()
 
 
 @dataclass(frozen=True)
@@ -148,53 +129,43 @@ class RunNoise:
 
 def run_mu2(
     run: RunNoise,
-    known: RunKnowledge = NOTHING_KNOWN,
     *,
+    colluders: Collection[int] = (),
+    dropped: Collection[Vertex] = (),
+    revealed: Collection[tuple[Vertex, Vertex]] = (),
     sensitivity: ArrayLike = 1.0,
-    clients: Sequence[int] | None = None,
 ) -> dict[int, float]:
-    """mu_k^2 over the whole run, for every honest client that uploaded (or for `clients`, in that order).
+    """mu_k^2 over the whole run, for every honest client that uploaded.
 
+    colluders    clients that tell the server all they know, in every round they take part in
+    dropped      (client, round): uploads that never arrived; nobody knows their shares, which stay with the others
+    revealed     pairs of (client, round) whose shared seeds the server was given
     sensitivity  Delta: how far one client can move an upload; one number, or one per round
 
-    Exact to rounding up to 6,000 vertices (Cholesky). Beyond, conjugate gradients with a bound that is never below the
-    truth: with `x` near `Sigma^-1 d` and `r = d - Sigma x`,
-
-        d' Sigma^-1 d = d'x + x'r + r' Sigma^-1 r <= d'x + x'r + sum_u r_u^2 / residual_u,
-
-    since `Sigma >= diag(residual)`. Infinite where a client has an upload in a connected group without fresh noise.
+    Exact to rounding (Cholesky). Infinite where a client has an upload in a connected group without fresh noise.
     """
-    shift = per_client(sensitivity, len(run.rounds), "sensitivity")
-    colluding = set(known.colluders)
-    places = Knowledge(
-        colluders=[place for vertex, place in run.places.items() if vertex[0] in colluding],
-        dropped=[run.vertex(vertex, "dropped") for vertex in known.dropped],
-        revealed=[(run.vertex(a, "revealed"), run.vertex(b, "revealed")) for a, b in known.revealed],
-    )
-    hidden = hidden_noise(run.graph, places, unit_variance=1.0, residual=run.residual)
-    owners, rounds = np.array(list(run.places), dtype=np.int64).reshape(-1, 2)[hidden.kept].T
-    wanted = np.unique(owners) if clients is None else np.asarray(clients, dtype=np.int64)
-    unknown = np.setdiff1d(wanted, owners)
-    if unknown.size:
+    if len(run.places) > DENSE_VERTICES:
         raise ConfigError(
-            f"client {unknown[0]} is not among the honest clients that uploaded", field="clients"
+            f"{len(run.places)} uploads are too many for the whole matrix",
+            field="run",
+            hint=f"at most {DENSE_VERTICES}; where everyone shares with everyone, CompleteRun has no limit",
         )
-    moves = np.where(owners[:, None] == wanted, shift[rounds][:, None], 0.0)
+    shift, telling = per_client(sensitivity, len(run.rounds), "sensitivity"), set(colluders)
+    known = Knowledge(
+        colluders=[place for vertex, place in run.places.items() if vertex[0] in telling],
+        dropped=[run.vertex(vertex, "dropped") for vertex in dropped],
+        revealed=[(run.vertex(a, "revealed"), run.vertex(b, "revealed")) for a, b in revealed],
+    )
+    hidden = hidden_noise(run.graph, known, unit_variance=1.0, residual=run.residual)
+    owners, rounds = np.array(list(run.places), dtype=np.int64).reshape(-1, 2)[hidden.kept].T
+    clients = np.unique(owners)
+    moves = np.where(owners[:, None] == clients, shift[rounds][:, None], 0.0)
     covered = ~np.any(moves[hidden.exposed] > 0.0, axis=0)
+    values = np.where(covered, 0.0, math.inf)
     solid = np.flatnonzero(~hidden.exposed)
-    covariance, moves = csr_array(hidden.covariance[solid][:, solid]), moves[np.ix_(solid, covered)]
-    values = np.full(wanted.size, math.inf)
-    if solid.size <= DENSE_VERTICES:
-        values[covered] = _exact_forms(covariance, moves)
-    else:
-        values[covered] = _bounded_forms(covariance, moves, run.residual[hidden.kept[solid]])
-    return dict(zip(wanted.tolist(), values.tolist(), strict=True))
-
-
-def _exact_forms(covariance: csr_array, moves: FloatArray) -> FloatArray:
-    """`d' covariance^-1 d` for every column d."""
-    if moves.shape[0] == 0:
-        return np.zeros(moves.shape[1])
+    if not solid.size:
+        return dict(zip(clients.tolist(), values.tolist(), strict=True))
+    covariance = hidden.covariance[solid][:, solid]
     scale = np.sqrt(covariance.diagonal())
     correlation = np.asfortranarray(covariance.toarray() / scale / scale[:, None])
     factor, failed = lapack.dpotrf(correlation, lower=1, clean=1, overwrite_a=1)
@@ -203,29 +174,9 @@ def _exact_forms(covariance: csr_array, moves: FloatArray) -> FloatArray:
             "the joint view could not be computed: the noise is nearly singular",
             hint="give every client residual noise",
         )
-    white = solve_triangular(factor, moves / scale[:, None], lower=True)
-    return np.asarray(np.einsum("ij,ij->j", white, white))
-
-
-def _bounded_forms(covariance: csr_array, moves: FloatArray, residual: FloatArray) -> FloatArray:
-    """The same from above, column by column."""
-    if np.any(residual <= 0.0):
-        raise PrivacyError(
-            "clients without residual noise in a run this large",
-            hint=f"give every client residual noise, or stay below {DENSE_VERTICES} uploads",
-        )
-    jacobi = diags_array(1.0 / covariance.diagonal())
-    bounds = np.empty(moves.shape[1])
-    for column, move in enumerate(moves.T):
-        solution, failed = cg(covariance, move, rtol=1e-9, atol=0.0, maxiter=10_000, M=jacobi)
-        if failed:
-            raise PrivacyError(
-                "the joint view of a client could not be computed to full precision",
-                hint="more residual noise or a better connected graph",
-            )
-        rest = move - covariance @ solution
-        bounds[column] = move @ solution + solution @ rest + float(np.sum(rest**2 / residual))
-    return bounds * (1.0 + BOUNDS)
+    white = solve_triangular(factor, moves[np.ix_(solid, covered)] / scale[:, None], lower=True)
+    values[covered] = np.einsum("ij,ij->j", white, white)
+    return dict(zip(clients.tolist(), values.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -241,26 +192,15 @@ class CompleteRun:
     shares are known take their own parts out: `r -> (1 - rho) r`, `w -> (1 - rho)^2 w`, `m -> (1 - rho) m`.
 
     participants  m of every round, of whom the shares of `known` are known
-    fresh         variance of the fresh noise in the sum of each round, all clients together, in units of a residual r
-    carried       from the sum of each round to the next, T - 1 numbers, likewise
+    carried       variance from the sum of each of T rounds to the next, T - 1 numbers, in units of a residual r: the
+                  fresh noise in the sum of a round, all clients together
 
     With these ratios fixed, all is proportional to r but for the shares within a round: one system serves all r.
     """
 
     participants: int
     known: int
-    fresh: FloatArray
     carried: FloatArray
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.known < self.participants:
-            raise PrivacyError("no honest client is left to protect", hint="assume fewer colluders")
-        if self.fresh.ndim != 1 or not np.all(self.fresh > 0.0):
-            raise ConfigError("needs a number above 0 for every round", field="residual")
-        if self.carried.shape != (self.fresh.size - 1,):
-            raise ConfigError(f"needs {self.fresh.size - 1} numbers", field="carried")
-        if not np.all(np.isfinite(self.carried) & (self.carried >= 0.0)):
-            raise ConfigError("must be finite and not negative", field="carried")
 
     @property
     def honest(self) -> int:
@@ -269,10 +209,10 @@ class CompleteRun:
     @cached_property
     def bands(self) -> FloatArray:
         """Gamma at r = 1, as its diagonal and the numbers below it."""
-        share = self.honest / self.participants
-        bands = np.zeros((min(2, self.fresh.size), self.fresh.size))
-        bands[0] = share * self.fresh
-        if self.fresh.size > 1:
+        share, rounds = self.honest / self.participants, self.carried.size + 1
+        bands = np.zeros((min(2, rounds), rounds))
+        bands[0] = share
+        if rounds > 1:
             kept = share**2 * self.carried
             bands[0, :-1] += kept
             bands[0, 1:] += kept
@@ -287,7 +227,7 @@ class CompleteRun:
     def matrix(self, residual: float, spatial: float) -> FloatArray:
         """K (T x T), without a negative entry."""
         bands = np.asarray_chkfinite(residual * self.bands)
-        unit = np.eye(self.fresh.size, order="F")
+        unit = np.eye(self.carried.size + 1, order="F")
         inverse = solveh_banded(bands, unit, lower=True, overwrite_b=True, check_finite=False)
         # In place: a plan for many rounds takes several of these, each of millions of numbers.
         matrix = np.asarray(inverse + inverse.T)
