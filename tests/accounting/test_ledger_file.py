@@ -263,7 +263,7 @@ def test_what_failures_cost_is_taken_from_delta(tmp_path: Path) -> None:
 def test_an_overspent_file_is_refused_even_with_a_sound_chain(tmp_path: Path) -> None:
     """Written by someone who can compute hashes, but kept to the header's budget."""
     with new(tmp_path, {"k": 1.0}) as ledger:
-        ledger._spent.joint_squared[0] = -5.0
+        ledger._spent["k"] = (-5.0, 0.0, 0)
         ledger.charge(1, 0, {"k": Charge.of(2.0, 0.0)})
     with pytest.raises(PrivacyError, match="line 2: client k would overspend"):
         LedgerFile.read(ledger.path)

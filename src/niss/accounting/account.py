@@ -34,7 +34,7 @@ from niss.methods import RELATIONS, client_sensitivity, marginal_mu
 from niss.protocol.agreement import Agreed
 from niss.protocol.messages import Terms
 from niss.protocol.schedule import Schedule
-from niss.views import Corruption, WorstCase, worst_case
+from niss.views import Corruption, worst_case
 
 # Up to this ratio of carried to fresh noise the matrix of a run is inverted to six digits or more.
 MOST_CARRIED = 1e6
@@ -90,16 +90,9 @@ class DrawnAccount(Account):
     ) -> None:
         require_one_of(relation, RELATIONS, field="relation")
         self._relation, self._failure, self._promise = relation, failure, promise
-        self._known: dict[tuple[bytes, int], tuple[float, WorstCase]] = {}
+        self._known: dict[tuple[bytes, int], float] = {}
 
     def __call__(self, agreed: Agreed, colluders: int) -> float:
-        return self._assessed(agreed, colluders)[0]
-
-    def worst_case(self, agreed: Agreed, colluders: int) -> WorstCase:
-        """What the answer rests on: the worst case over colluders, exact or a bound on it."""
-        return self._assessed(agreed, colluders)[1]
-
-    def _assessed(self, agreed: Agreed, colluders: int) -> tuple[float, WorstCase]:
         if agreed.terms.carrying is not None:
             raise LocalProtocolError(
                 "what a round with carried shares costs depends on its whole run",
@@ -108,9 +101,9 @@ class DrawnAccount(Account):
         key = agreed.digest, colluders
         if key not in self._known:
             self._known.clear()
-            found = _worst_mu(agreed, colluders, self._relation, self._failure)
-            check_discretisation(agreed, found[0], self._promise or Promise())
-            self._known[key] = found
+            mu = _worst_mu(agreed, colluders, self._relation, self._failure)
+            check_discretisation(agreed, mu, self._promise or Promise())
+            self._known[key] = mu
         return self._known[key]
 
     def charge(self, agreed: Agreed, mu: float) -> Charge:
@@ -250,46 +243,38 @@ def scheduled_run(schedule: Schedule, *, relation: str, colluders: int) -> Commi
         raise RemoteProtocolError(f"schedule: {message}") from None
 
 
-def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> tuple[float, WorstCase]:
-    terms = agreed.terms
-    size = len(agreed.participants)
-    if colluders > size - 2:
-        raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
-    repairing = terms.mode == "repair"
-    if repairing:
-        drawn = terms.committee < size
-        failure, committee_failure = split_failure(failure, drawn=drawn)
-        check_committee(terms, size, colluders, committee_failure)
-    worst = worst_case(
-        agreed.graph,
-        Corruption(
-            colluders=colluders,
-            revealed=terms.revealed if repairing else 0,
-            dropped=terms.dropped if repairing else 0,
-            failure=failure,
-        ),
-        unit_variance=terms.unit_variance,
-        residual_variance=terms.residual_variance,
-        target_variance=1.0,
-    )
-    share = float(agreed.graph.weights.min()) * terms.unit_variance
-    variance = worst.ratio if is_wide_enough(agreed, share) else terms.residual_variance
-    if repairing:
-        mask = terms.self_variance if is_wide_enough(agreed, terms.self_variance) else 0.0
-        variance = min(variance, terms.residual_variance + mask)
-    moved = RELATIONS[relation] * terms.clip / size
-    return _rounded_up(agreed, moved / math.sqrt(variance)) if variance > 0.0 else math.inf, worst
-
-
-def _rounded_up(agreed: Agreed, mu: float) -> float:
-    """mu, and what rounding may have taken off it while the covariance was inverted.
+def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> float:
+    """mu of the joint view at its worst, and what rounding may have taken off it while the covariance was inverted.
 
     That is some units in the last place for each participant, times how far the variances are apart, which a server
     can make 10^13. In the terms of an honest server it stays below a millionth and is not counted.
     """
-    terms, graph = agreed.terms, agreed.graph
+    terms, graph, size = agreed.terms, agreed.graph, len(agreed.participants)
+    if colluders > size - 2:
+        raise RemoteProtocolError(f"{size} participants are too few against {colluders} colluders")
+    assumed = Corruption(colluders=colluders, failure=failure)
+    if terms.mode == "repair":
+        failure, committee_failure = split_failure(failure, drawn=terms.committee < size)
+        check_committee(terms, size, colluders, committee_failure)
+        assumed = Corruption(colluders, terms.revealed, terms.dropped, failure)
+    residual = terms.residual_variance
+    worst = worst_case(
+        graph,
+        assumed,
+        unit_variance=terms.unit_variance,
+        residual_variance=residual,
+        target_variance=1.0,
+    )
+    share = float(graph.weights.min()) * terms.unit_variance
+    variance = worst.ratio if is_wide_enough(agreed, share) else residual
+    if terms.mode == "repair":
+        mask = terms.self_variance if is_wide_enough(agreed, terms.self_variance) else 0.0
+        variance = min(variance, residual + mask)
+    if variance <= 0.0:
+        return math.inf
+    mu = RELATIONS[relation] * terms.clip / size / math.sqrt(variance)
     shares = 2.0 * terms.unit_variance * float(graph.weights.max()) * float(graph.degrees.max())
-    apart = shares / terms.residual_variance if terms.residual_variance > 0.0 else math.inf
+    apart = shares / residual if residual > 0.0 else math.inf
     return mu if apart < _FAR_APART else mu * (1.0 + graph.size * sys.float_info.epsilon * apart)
 
 

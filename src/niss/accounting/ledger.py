@@ -17,7 +17,7 @@ was promised when the ledger was begun stays promised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -164,6 +164,19 @@ def client_order(client: str) -> tuple[int, int, str]:
     return (0, int(client), client) if client.isdecimal() else (1, 0, client)
 
 
+def fits(mu2: Any, budget: Any) -> Any:
+    """Whether charges that come to mu^2 stay within a budget of mu: the filter, for numbers and arrays alike."""
+    return mu2 <= budget**2 * (1.0 + BOOKS)
+
+
+def overspent(client: object, mu2: float, budget: float) -> PrivacyError:
+    """The error for a charge that would bring a client to mu^2, past its budget."""
+    return PrivacyError(
+        f"client {client} would overspend its privacy budget: mu {math.sqrt(mu2):.6g} of {budget:.6g}",
+        hint="fewer rounds, a larger epsilon, or a higher cap on participations",
+    )
+
+
 @dataclass
 class Ledger:
     """Spent privacy of every client: squared mu in the joint and the marginal view, and rounds taken part in.
@@ -189,10 +202,10 @@ class Ledger:
         if self.budget is None:
             return np.ones(clients.size, dtype=bool)
         total = self.joint_squared[clients] + charge.mu2
-        return np.asarray(total <= self.budget[clients] ** 2 * (1.0 + BOOKS))
+        return np.asarray(fits(total, self.budget[clients]))
 
-    def require_room(self, clients: IntArray, charge: Charge, name: Callable[[int], object] = int) -> None:
-        """Refuse (`PrivacyError`) a charge that any of them cannot afford; `name` is what errors call a client."""
+    def require_room(self, clients: IntArray, charge: Charge) -> None:
+        """Refuse (`PrivacyError`) a charge that any of them cannot afford."""
         room = self.room(clients, charge)
         if room.all():
             return
@@ -200,11 +213,7 @@ class Ledger:
         first = int(np.argmin(room))
         client = int(clients[first])
         mu2 = self.joint_squared[client] + np.broadcast_to(charge.mu2, clients.shape)[first]
-        raise PrivacyError(
-            f"client {name(client)} would overspend its privacy budget: mu {math.sqrt(mu2):.6g} of "
-            f"{self.budget[client]:.6g}",
-            hint="fewer rounds, a larger epsilon, or a higher cap on participations",
-        )
+        raise overspent(client, mu2, self.budget[client])
 
     def charge(self, participants: IntArray, charge: Charge, attempt: int = 0) -> None:  # noqa: ARG002
         """Charge a round before it is sent; refuse it whole if any participant would overspend.

@@ -26,12 +26,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
-from niss.accounting.ledger import FORMAT, Charge, IntArray, Ledger, LedgerEntry, LedgerHeader, client_order
+from niss.accounting.ledger import (
+    FORMAT,
+    Charge,
+    LedgerEntry,
+    LedgerHeader,
+    client_order,
+    fits,
+    overspent,
+)
 from niss.checks import require_one_of, require_whole
 from niss.errors import ConfigError, PrivacyError
 from niss.files import lock_file, sync_folder, to_json
@@ -39,6 +44,7 @@ from niss.mechanism import gdp_epsilon
 
 # A basis says in a few words what was assumed; it is no place for data.
 LONGEST_BASIS = 4096
+_NOTHING: tuple[Any, Any, int] = (0.0, 0.0, 0)
 CSV_COLUMNS = ("round", "attempt", "client", "mu_joint", "mu_marginal")
 
 
@@ -53,10 +59,8 @@ class LedgerFile:
         self._entries: list[LedgerEntry] = []
         self._charged: set[tuple[int, int]] = set()
         self._torn: bytes = b""
-        # Clients by their number in the ledger of sums, in which nothing promised is an infinite budget.
-        self._numbers = {client: number for number, client in enumerate(header.budgets or ())}
-        budgets = [math.inf if budget is None else budget for budget in (header.budgets or {}).values()]
-        self._spent = Ledger.empty(len(budgets), None if header.budgets is None else np.array(budgets))
+        # Of each client: mu^2 in the joint and in the marginal view, and how many uploads were charged.
+        self._spent = dict.fromkeys(header.budgets or (), _NOTHING)
 
     @classmethod
     def create(cls, path: str | Path, header: LedgerHeader) -> LedgerFile:
@@ -119,7 +123,7 @@ class LedgerFile:
     @property
     def clients(self) -> tuple[str, ...]:
         """All clients named in the header or charged."""
-        return tuple(sorted(self._numbers, key=client_order))
+        return tuple(sorted(self._spent, key=client_order))
 
     @property
     def head(self) -> str:
@@ -140,13 +144,12 @@ class LedgerFile:
         """mu of all charges so far, `sqrt(sum of mu^2)`; infinite after one without a guarantee."""
         require_one_of(view, ("joint", "marginal"), field="view")
         self._require_known(client)
-        squares = self._spent.joint_squared if view == "joint" else self._spent.marginal_squared
-        return math.sqrt(squares[self._numbers[client]])
+        return math.sqrt(self._spent[client][view == "marginal"])
 
     def participations(self, client: str) -> int:
         """How many uploads were charged to a client."""
         self._require_known(client)
-        return int(self._spent.participations[self._numbers[client]])
+        return self._spent[client][2]
 
     def epsilon(self, mu: float | None) -> float | None:
         """A mu of this ledger as epsilon at its delta; None stands for none, or for no finite one."""
@@ -207,19 +210,12 @@ class LedgerFile:
         }
 
     def _client_json(self, client: str) -> dict[str, Any]:
-        joint, marginal = self.spent(client), self.spent(client, view="marginal")
-        budget = self.budget(client)
-        value: dict[str, Any] = {
-            "client": client,
-            "participations": self.participations(client),
-            "mu_spent": joint,
-            "epsilon_spent": self.epsilon(joint),
-            "mu_spent_marginal": marginal,
-            "epsilon_spent_marginal": self.epsilon(marginal),
-            "mu_claim": budget,
-            "epsilon_claim": self.epsilon(budget),
-        }
-        return {name: to_json(number) for name, number in value.items()}
+        value: dict[str, Any] = {"client": client, "participations": self.participations(client)}
+        marginal = self.spent(client, view="marginal")
+        mus = {"spent": self.spent(client), "spent_marginal": marginal, "claim": self.budget(client)}
+        for name, mu in mus.items():
+            value |= {f"mu_{name}": to_json(mu), f"epsilon_{name}": self.epsilon(mu)}
+        return value
 
     def close(self) -> None:
         """Give the file and its lock back; what was charged stays readable."""
@@ -230,9 +226,7 @@ class LedgerFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @classmethod
@@ -298,27 +292,15 @@ class LedgerFile:
             grid = charge.grid_delta
             if not (charge.mu2 >= 0.0 and charge.marginal_mu2 >= 0.0 and 0.0 <= (grid or 0.0) < math.inf):
                 raise PrivacyError(f"charges[{client}]: must be numbers of at least 0, not {charge!r}")
-        if self.header.budgets is not None:
-            self._spent.require_room(*self._together(entry), lambda number: list(self._numbers)[number])
-
-    def _together(self, entry: LedgerEntry) -> tuple[IntArray, Charge]:
-        """Who is charged, by number, and all that they are charged, as the ledger of sums takes it."""
-        charges = entry.charges.values()
-        everyone = np.array([self._numbers[client] for client in entry.charges])
-        joint = np.array([charge.mu2 for charge in charges])
-        return everyone, Charge(joint, np.array([charge.marginal_mu2 for charge in charges]))
+            budget = None if self.header.budgets is None else self.header.budgets[client]
+            total = self._spent.get(client, _NOTHING)[0] + charge.mu2
+            if budget is not None and not fits(total, budget):
+                raise overspent(client, total, budget)
 
     def _accept(self, entry: LedgerEntry) -> LedgerEntry:
-        for client in entry.charges:
-            self._numbers.setdefault(client, len(self._numbers))
-        spent, more = self._spent, len(self._numbers) - self._spent.participations.size
-        if more:
-            self._spent = Ledger(
-                np.append(spent.joint_squared, np.zeros(more)),
-                np.append(spent.marginal_squared, np.zeros(more)),
-                np.append(spent.participations, np.zeros(more, dtype=np.int64)),
-            )
-        self._spent.charge(*self._together(entry))
+        for client, charge in entry.charges.items():
+            joint, marginal, count = self._spent.get(client, _NOTHING)
+            self._spent[client] = (joint + charge.mu2, marginal + charge.marginal_mu2, count + 1)
         self._entries.append(entry)
         self._charged.add((entry.round, entry.attempt))
         self._hashes.append(entry.hash)
@@ -352,7 +334,7 @@ class LedgerFile:
     def _require_known(self, client: str, *, new: bool = False) -> None:
         if not isinstance(client, str):
             raise PrivacyError(f"client {client!r}: clients are named by strings, for example '7'")
-        if client not in self._numbers and not (new and self.header.budgets is None):
+        if client not in self._spent and not (new and self.header.budgets is None):
             raise PrivacyError(
                 f"client {client!r} is not in {self.path}", hint="see `clients` for those that are"
             )

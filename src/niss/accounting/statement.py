@@ -7,9 +7,9 @@ A statement says which view and which adversary it holds against, and says so pl
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,6 +62,12 @@ class ClientStatement:
     epsilon_joint: float | None
     mu_marginal: float | None
     epsilon_marginal: float | None
+
+    @classmethod
+    def of(cls, client: int, count: int, mus: Iterable[float], deltas: tuple[float | None, float]) -> Self:
+        """From the mu of both views; without a delta there is no epsilon in the joint view."""
+        joint, marginal = (float(mu) if math.isfinite(mu) else None for mu in mus)
+        return cls(client, count, joint, _epsilon(joint, deltas[0]), marginal, _epsilon(marginal, deltas[1]))
 
 
 @dataclass(frozen=True)
@@ -123,22 +129,24 @@ def make_statement(
     delta = stated_delta(plan, most)
     # Noise that a simulation draws from a seed lies on no grid, so nothing of delta is spent on one.
     gaussian = plan.gaussian_delta + (plan.grid_delta if noise_from == "seed" else 0.0)
-    spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared]) if plan.private else None
+    spent = np.full((2, ledger.participations.size), np.inf)
+    if plan.private:
+        spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared])
+    deltas = None if plan.heuristic or delta >= 1.0 else gaussian, plan.delta
     clients = tuple(
-        _client(
-            number,
-            int(count),
-            math.inf if spent is None else float(spent[0, number]),
-            math.inf if spent is None else float(spent[1, number]),
-            None if plan.heuristic or delta >= 1.0 else gaussian,
-            plan.delta,
-        )
+        ClientStatement.of(number, int(count), spent[:, number], deltas)
         for number, count in enumerate(ledger.participations)
     )
     if (whole := plan.kind.epsilon_of_run(plan, noise_multipliers)) is not None and noise_multipliers:
-        notes = (*_known_participants(plan, clients), *notes)
-        known = whole if math.isfinite(whole) else None
-        clients = tuple(replace(client, mu_joint=None, epsilon_joint=known) for client in clients)
+        known = _worst([client.epsilon_joint for client in clients if client.participations])
+        if known is not None:
+            left = (
+                f"Against someone who sees the released models and knows who took part, the same noise gives epsilon = "
+                f"{rounded_up(known)} at delta = {plan.delta:g}; that is what the ledger holds."
+            )
+            notes = (left, *notes)
+        unknown = whole if math.isfinite(whole) else None
+        clients = tuple(replace(client, mu_joint=None, epsilon_joint=unknown) for client in clients)
     taken = [client for client in clients if client.participations]
     joint = _worst([client.epsilon_joint for client in taken])
     marginal = _worst([client.epsilon_marginal for client in taken])
@@ -146,8 +154,20 @@ def make_statement(
     if ledger.budget is not None:
         budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
     adversary = plan.kind.adversary(plan)
+    least = joint
     if outsider is not None:
-        _check_same_promise(outsider, plan)
+        # Numbers of different units, relations or deltas do not compare, and do not go into one statement.
+        claimed, stated = (outsider.unit, outsider.relation), (plan.unit, stated_relation(plan))
+        if claimed != stated or outsider.delta > plan.delta:
+            raise ConfigError(
+                f"is about {', '.join(claimed)} at delta {outsider.delta:g}, the statement about "
+                f"{', '.join(stated)} at {plan.delta:g}",
+                field="outsider",
+                hint="compute it for the unit, relation and delta of the plan",
+            )
+        # The joint claim holds against an outsider too, in the same relation: the smaller one counts.
+        known_claims = [value for value in (joint, outsider.epsilon) if value is not None]
+        least = min(known_claims, default=None)
     return Statement(
         method=plan.kind.name,
         unit=plan.unit,
@@ -164,7 +184,7 @@ def make_statement(
         not_protected=NOT_PROTECTED if plan.private else (),
         caveats=_caveats(plan, most, delta, noise_from) + notes,
         clients=clients,
-        epsilon_outsider=_outsider_epsilon(outsider, joint),
+        epsilon_outsider=least,
         outsider=None if outsider is None else f"Seeing only the released models: {outsider.words}",
     )
 
@@ -223,7 +243,7 @@ def assess(
         residual_variance=residual,
     )[honest]
     clients = tuple(
-        _client(int(client), participations, float(joint[seat]), float(marginal[seat]), delta, delta)
+        ClientStatement.of(int(client), participations, (joint[seat], marginal[seat]), (delta, delta))
         for seat, client in enumerate(honest)
     )
     worst = _worst([client.epsilon_joint for client in clients])
@@ -272,45 +292,8 @@ def stated_relation(plan: Plan) -> str:
     return plan.relation if plan.unit == "client" else "replace-one"
 
 
-def _check_same_promise(outsider: OutsiderClaim, plan: Plan) -> None:
-    """Numbers of different units, relations or deltas do not compare, and do not go into one statement."""
-    claimed, stated = (outsider.unit, outsider.relation), (plan.unit, stated_relation(plan))
-    if claimed != stated or outsider.delta > plan.delta:
-        raise ConfigError(
-            f"is about {', '.join(claimed)} at delta {outsider.delta:g}, the statement about {', '.join(stated)} at "
-            f"{plan.delta:g}",
-            field="outsider",
-            hint="compute it for the unit, relation and delta of the plan",
-        )
-
-
-def _outsider_epsilon(outsider: OutsiderClaim | None, joint: float | None) -> float | None:
-    """The joint claim holds against an outsider too, in the same relation: the smaller one counts."""
-    known = [value for value in (joint, outsider.epsilon if outsider else None) if value is not None]
-    return min(known) if known else None
-
-
-def _client(
-    number: int,
-    participations: int,
-    joint: float,
-    marginal: float,
-    joint_delta: float | None,
-    marginal_delta: float,
-) -> ClientStatement:
-    """From the mu of both views; without a `joint_delta` there is no epsilon in the joint view."""
-    return ClientStatement(
-        client=number,
-        participations=participations,
-        mu_joint=joint if math.isfinite(joint) else None,
-        epsilon_joint=None if joint_delta is None else _epsilon(joint, joint_delta),
-        mu_marginal=marginal if math.isfinite(marginal) else None,
-        epsilon_marginal=_epsilon(marginal, marginal_delta),
-    )
-
-
-def _epsilon(mu: float, delta: float) -> float | None:
-    if not math.isfinite(mu):
+def _epsilon(mu: float | None, delta: float | None) -> float | None:
+    if mu is None or delta is None:
         return None
     return gdp_epsilon(mu, delta) if mu > 0.0 else 0.0
 
@@ -348,17 +331,6 @@ def _words(
     return (
         f"({rounded_up(joint)}, {delta:g})-differential privacy for every client {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
-    )
-
-
-def _known_participants(plan: Plan, clients: tuple[ClientStatement, ...]) -> tuple[str, ...]:
-    """What is left of a claim that rests on a secret draw, for those who know who was drawn."""
-    known = _worst([client.epsilon_joint for client in clients if client.participations])
-    if known is None:
-        return ()
-    return (
-        f"Against someone who sees the released models and knows who took part, the same noise gives epsilon = "
-        f"{rounded_up(known)} at delta = {plan.delta:g}; that is what the ledger holds.",
     )
 
 
