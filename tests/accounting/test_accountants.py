@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import dp_accounting
 import pytest
@@ -13,70 +18,97 @@ from dp_accounting.pld import PLDAccountant
 
 from niss.accounting import Charge, LedgerFile, LedgerHeader
 from niss.accounting.outsider import outsider_epsilon
-from support.accountant_contract import AccountantContract
+from niss.errors import NissError
+from niss.mechanism import gdp_epsilon
+
+ROUNDS = [0.3, 0.5, 0.3]
+DELTA = 1e-5
 
 
-class TestLedgerFile(AccountantContract):
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
-        self.folder, self.made = tmp_path, 0
+class Accountant(NamedTuple):
+    """`epsilon(mus, delta)` of rounds that are mu-GDP each, without sampling; None: no guarantee.
 
-    def epsilon(self, mus: list[float], delta: float) -> float | None:
-        self.made += 1
-        path = self.folder / f"{self.made}.jsonl"
-        with LedgerFile.create(path, LedgerHeader(run="x", budgets={"k": None}, delta=delta)) as ledger:
-            for number, mu in enumerate(mus):
-                ledger.charge(number, 0, {"k": Charge.of(mu, mu)})
-            return ledger.epsilon(ledger.spent("k"))
+    It may exceed the exact curve by the part `above` of it, and fall short by `below`: 0 but for rounding,
+    except where amplification by sampling is what the accountant is for.
+    """
 
+    epsilon: Callable[[list[float], float], float | None]
+    above: float = 1e-9
+    below: float = 1e-9
 
-class OutsiderContract(AccountantContract):
-    sampling = ""
-    clients = participants = 100
-    relation = "zero-out"
-
-    def epsilon(self, mus: list[float], delta: float) -> float | None:
-        return outsider_epsilon(
-            mus=mus,
-            unit="client",
-            relation=self.relation,
-            sampling=self.sampling,
-            clients=self.clients,
-            participants=self.participants,
-            delta=delta,
-        ).epsilon
+    def known(self, mus: list[float], delta: float = DELTA) -> float:
+        epsilon = self.epsilon(mus, delta)
+        assert epsilon is not None
+        return epsilon
 
 
-class TestShuffled(OutsiderContract):
-    sampling = "shuffled"
+def of_ledger(mus: list[float], delta: float) -> float | None:
+    header = LedgerHeader(run="x", budgets={"k": None}, delta=delta)
+    with tempfile.TemporaryDirectory() as folder, LedgerFile.create(Path(folder) / "l", header) as ledger:
+        for number, mu in enumerate(mus):
+            ledger.charge(number, 0, {"k": Charge.of(mu, mu)})
+        return ledger.epsilon(ledger.spent("k"))
 
 
-class TestPoissonOfEveryone(OutsiderContract):
-    sampling = "poisson"
-    above = below = 1e-3
+def of_outsider(
+    mus: list[float], delta: float, *, sampling: str, participants: int = 100, relation: str = "zero-out"
+) -> float | None:
+    told = {"unit": "client", "relation": relation, "clients": 100, "participants": participants}
+    return outsider_epsilon(mus=mus, sampling=sampling, delta=delta, **told).epsilon
 
 
-class TestPoisson(OutsiderContract):
-    sampling = "poisson"
-    participants = 30
-    above, below = 0.0, 1.0
+UNIFORM = partial(of_outsider, sampling="uniform", relation="replace-one")
+ACCOUNTANTS = {
+    "ledger": Accountant(of_ledger),
+    "shuffled": Accountant(partial(of_outsider, sampling="shuffled")),
+    "poisson of everyone": Accountant(partial(of_outsider, sampling="poisson"), 1e-3, 1e-3),
+    "poisson": Accountant(partial(of_outsider, sampling="poisson", participants=30), 0.0, 1.0),
+    "uniform of everyone": Accountant(UNIFORM),
+    "uniform": Accountant(partial(UNIFORM, participants=5), 0.0, 1.0),
+}
 
 
-class TestUniformOfEveryone(OutsiderContract):
-    sampling = "uniform"
-    relation = "replace-one"
+@pytest.fixture(params=ACCOUNTANTS)
+def accountant(request: pytest.FixtureRequest) -> Accountant:
+    return ACCOUNTANTS[request.param]
 
 
-class TestUniform(OutsiderContract):
-    sampling = "uniform"
-    participants = 5
-    relation = "replace-one"
-    above, below = 0.0, 1.0
+def test_no_rounds_cost_nothing_and_more_cost_more(accountant: Accountant) -> None:
+    assert accountant.epsilon([], DELTA) == pytest.approx(0.0, abs=1e-9)
+    costs = [accountant.known(ROUNDS[:count]) for count in range(len(ROUNDS) + 1)]
+    assert all(less < more for less, more in pairwise(costs))
+
+
+def test_less_noise_and_a_smaller_delta_cost_more(accountant: Accountant) -> None:
+    noises = [accountant.known([scale * mu for mu in ROUNDS]) for scale in (0.5, 1.0, 2.0)]
+    deltas = [accountant.known(ROUNDS, delta) for delta in (1e-2, 1e-6)]
+    in_one_round = [accountant.known(ROUNDS), accountant.known([0.3, 0.5, 0.4])]
+    for costs in (noises, deltas, in_one_round):
+        assert all(less < more for less, more in pairwise(costs))
+
+
+def test_the_order_of_the_rounds_does_not_matter(accountant: Accountant) -> None:
+    assert accountant.known(ROUNDS) == pytest.approx(accountant.known(ROUNDS[::-1]), rel=1e-9)
+
+
+@pytest.mark.parametrize("mus", [ROUNDS, [0.05], [1.0] * 4, [0.1] * 40, [2.0, 1e-3]])
+def test_it_agrees_with_the_exact_curve(accountant: Accountant, mus: list[float]) -> None:
+    exact = gdp_epsilon(math.sqrt(math.fsum(mu**2 for mu in mus)), DELTA)
+    found = accountant.known(mus)
+    assert (1.0 - accountant.below) * exact - 1e-9 <= found <= (1.0 + accountant.above) * exact + 1e-9
+
+
+def test_it_refuses_rather_than_guess(accountant: Accountant) -> None:
+    assert accountant.epsilon([0.3, math.inf], DELTA) is None, "a round without noise leaves no guarantee"
+    refused = (([0.3, math.nan], DELTA), ([-0.3], DELTA), ([0.3], 0.0), ([0.3], 1.0), ([0.3], math.nan))
+    for mus, delta in refused:
+        with pytest.raises(NissError):
+            accountant.epsilon(mus, delta)
 
 
 @pytest.mark.parametrize(
     ("mus", "delta", "known"),
-    [([0.3, 0.5, 0.3], 1e-5, None), ([2.0, 1e-3], 1e-2, None), ([1.0 / 0.4553] * 30, 1e-4, 116.2)],
+    [(ROUNDS, DELTA, None), ([2.0, 1e-3], 1e-2, None), ([1.0 / 0.4553] * 30, 1e-4, 116.2)],
     ids=["", "unlike", "field notes"],
 )
 def test_dp_accounting_told_what_the_ledger_holds_finds_what_it_says(
@@ -97,9 +129,6 @@ def test_dp_accounting_told_what_the_ledger_holds_finds_what_it_says(
 
 
 def test_importing_the_ledger_does_not_import_dp_accounting() -> None:
-    code = (
-        "import sys, niss.accounting.ledger_file, niss.accounting.outsider; "
-        "print('dp_accounting' in sys.modules)"
-    )
+    code = "import sys, niss.accounting.ledger_file, niss.accounting.outsider; print('dp_accounting' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -104,52 +104,39 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"colluders": 1}, {"closing": True}],
-    ids=["plain", "colluder", "closing"],
+    "changes", [{}, {"colluders": 1}, {"closing": True}], ids=["", "colluder", "closing"]
 )
-def test_every_lie_about_dropouts_stays_within_the_charge(changes):
+@pytest.mark.parametrize("part", [None, 1.0, 0.3, 0.0])
+def test_every_lie_about_dropouts_stays_within_the_charge(changes, part):
+    """With a self-mask for each round, or one for all as the protocol has it: at its planned strength it costs nothing,
+    a weaker one is charged for."""
     size = 4
     run = Run(plan_of(size, **changes), size)
-    charged = {cohort: sum(run.charges(cohort).values()) for cohort in range(APART)}
-    colluders = set(range(run.plan.colluders))
-    budget = run.committed.worst.cost
+    planned = plan = run.committed
+    mask = None if part is None else part * planned.needed_self_mask
+    if mask is not None:
+        plan = replace(planned, noise=replace(planned.noise, self_mask=mask * (1.0 + 1e-9), committee=size))
+    assert plan.matrix.min() >= 0.0
+    charged = {}
+    for cohort in range(APART):
+        rounds = range(cohort, ROUNDS, APART)
+        charged[cohort] = float(plan.matrix[np.ix_(rounds, rounds)].sum())
+        assert charged[cohort] <= plan.worst.cost * (1.0 + 1e-9)
+        if part is None:
+            assert charged[cohort] == pytest.approx(sum(run.charges(cohort).values()), rel=1e-9)
     worst = victim = 0.0
     for called in itertools.product((None, *range(size)), repeat=run.rounds):
-        for client, cost in run.costs(colluders, called).items():
+        for client, cost in run.costs(set(range(run.plan.colluders)), called, mask=mask).items():
             seat, cohort = client % size, client // size
-            assert cost <= charged[cohort] * (1.0 + 1e-9) <= budget * (1.0 + 2e-9)
+            assert cost <= charged[cohort] * (1.0 + (1e-9 if part is None else 1e-8))
             worst = max(worst, cost / charged[cohort])
             if any(called[number] == seat for number in range(cohort, ROUNDS, APART)):
                 victim = max(victim, cost / charged[cohort])
     # The claim is no idle one: others come close to it, and so does whoever is called dropped in every round.
     assert worst > 0.5
-    assert victim > 0.5
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"colluders": 1}, {"closing": True}], ids=["", "colluder", "closing"]
-)
-@pytest.mark.parametrize("part", [1.0, 0.3, 0.0])
-def test_with_one_self_mask_for_all_rounds_every_lie_stays_within_the_charge(changes, part):
-    """As the protocol has it: at its planned strength it costs nothing, a weaker one is charged for."""
-    size = 4
-    run = Run(plan_of(size, **changes), size)
-    planned = run.committed
-    mask = part * planned.needed_self_mask
-    plan = replace(planned, noise=replace(planned.noise, self_mask=mask * (1.0 + 1e-9), committee=size))
-    assert plan.matrix.min() >= 0.0
-    colluders = set(range(run.plan.colluders))
-    charged, closest = {}, 0.0
-    for cohort in range(APART):
-        rounds = range(cohort, ROUNDS, APART)
-        charged[cohort] = float(plan.matrix[np.ix_(rounds, rounds)].sum())
-    for called in itertools.product((None, *range(size)), repeat=run.rounds):
-        for client, cost in run.costs(colluders, called, mask=mask).items():
-            assert cost <= charged[client // size] * (1.0 + 1e-8)
-            closest = max(closest, cost / charged[client // size])
-    assert closest > 0.5
-    if part == 1.0:
+    if part is None:
+        assert victim > 0.5
+    elif part == 1.0:
         np.testing.assert_array_equal(plan.matrix, planned.matrix)
     else:
         assert plan.worst.cost > planned.worst.cost

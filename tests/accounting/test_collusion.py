@@ -1,18 +1,21 @@
-"""The worst set of colluders: the bound on colluding neighbours, exact enumeration and calibration."""
+"""The worst set of colluders: the bound on colluding neighbours, enumeration, and the noise that withstands it."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from fractions import Fraction
 from math import comb
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
-from niss.accounting import calibrate_tau2
+from niss.accounting import calibrate_tau2, effective_variance
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.views import Corruption, calibrate_for, colluding_neighbours, collusion, worst_case
@@ -290,27 +293,6 @@ def test_bad_targets_and_rounds_are_refused_by_name() -> None:
     assert refused.value.hint is not None
 
 
-TABLE = {
-    0.0: {1: (1.84, 2.0), 2: (1.33, 1.33), 4: (1.14, 1.14), 10: (1.05, 1.05), 100: (1.005, 1.005)},
-    0.2: {1: (2.7, 3.3), 2: (1.8, 1.8), 4: (1.48, 1.48), 10: (1.33, 1.33), 100: (1.26, 1.26)},
-    0.5: {1: (5.6, 46.0), 2: (3.5, 4.0), 4: (2.65, 2.65), 10: (2.2, 2.2), 100: (2.02, 2.02)},
-}
-
-
-@pytest.mark.parametrize("size", [100, 300])
-@pytest.mark.parametrize("rho", sorted(TABLE))
-@pytest.mark.parametrize("kappa", [1, 2, 4, 10, 100])
-def test_aggregate_noise_of_the_dense_table(size: int, rho: float, kappa: int) -> None:
-    """m * residual / sigma_k^2 on the complete graph, to 2 %."""
-    graph = ShareGraph.complete(size, weight=1.0 / (size - 1))
-    tau2, found = calibrate_for(
-        graph, Corruption(colluders=round(rho * size)), unit_variance=float(kappa), target_variance=1.0
-    )
-    low, high = TABLE[rho][kappa]
-    assert found.exact
-    assert 0.98 * low <= size * tau2 * kappa <= 1.02 * high
-
-
 @pytest.mark.parametrize(
     ("rho", "expected"),
     [(0.2, {1: 11.0, 2: 2.26, 4: 1.61, 10: 1.37}), (0.5, {1: 470.0, 2: 28.7, 4: 3.83, 10: 2.47})],
@@ -336,3 +318,132 @@ def test_dropped_clients_beyond_the_revealed_edges_count_too() -> None:
     many = worst_case(graph, Corruption(revealed=2, dropped=15), **arguments)
     assert many.ratio < few.ratio
     assert Corruption(colluders=3, revealed=2, dropped=15).removed == 18
+
+
+BEACON = b"beacon of the tests"
+
+
+def _reached(graph: ShareGraph, unit: float, tau2: float, colluders: Any = ()) -> Any:
+    residual = tau2 * unit * graph.in_weight
+    return effective_variance(graph, unit_variance=unit, residual_variance=residual, colluders=colluders)
+
+
+def test_the_papers_thirty_clients_need_a_tau2_of_about_two_over_m() -> None:
+    graph = ShareGraph.complete(30)
+    assert calibrate_tau2(graph, unit_variance=1 / 29, target_variance=1.0) == pytest.approx(0.061, abs=1e-3)
+
+
+def _aggregate_on_the_complete_graph(size: int, kappa: float) -> float:
+    """m * residual / sigma_k^2 for shares of strength kappa."""
+    unit = kappa / (size - 1)
+    tau2 = calibrate_tau2(ShareGraph.complete(size), unit_variance=unit, target_variance=1.0)
+    return size * tau2 * unit * (size - 1)
+
+
+@pytest.mark.parametrize("size", [100, 300])
+@pytest.mark.parametrize(
+    ("kappa", "low", "high"), [(1, 1.84, 2.0), (2, 1.33, 1.33), (4, 1.14, 1.14), (10, 1.05, 1.05)]
+)
+def test_aggregate_noise_of_the_theory_table(size: int, kappa: float, low: float, high: float) -> None:
+    """The row rho = 0, to 2 %, once m is large enough for the dense formula."""
+    assert 0.98 * low <= _aggregate_on_the_complete_graph(size, kappa) <= 1.02 * high
+
+
+@pytest.mark.parametrize("size", [2, 3, 10, 30])
+@pytest.mark.parametrize("kappa", [1.0, 2.0, 4.0, 10.0])
+def test_aggregate_noise_of_small_complete_rounds_solves_the_exact_equation(size: int, kappa: float) -> None:
+    """The eigenvalues of Sigma are r (once, the sum) and r + 2 m w: (Sigma^-1)_kk = 1 by hand."""
+    aggregate = _aggregate_on_the_complete_graph(size, kappa)
+    difference = aggregate / size + 2 * size * kappa / (size - 1)
+    assert 1.0 / aggregate + (1.0 - 1.0 / size) / difference == pytest.approx(1.0, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    size=st.integers(4, 16),
+    degree=st.integers(2, 8),
+    unit=st.floats(1e-6, 1e3),
+    spread=st.floats(1.0, 3.0),
+    kappa=st.floats(0.5, 20.0),
+    colluding=st.integers(0, 2),
+)
+def test_meets_every_target_and_no_more_than_needed(
+    size: int, degree: int, unit: float, spread: float, kappa: float, colluding: int
+) -> None:
+    graph = ShareGraph.regular(size, degree=degree, beacon=BEACON)
+    target = unit * degree / kappa * np.linspace(1.0, spread, size)
+    colluders = range(colluding)
+    tau2 = calibrate_tau2(graph, unit_variance=unit, target_variance=target, colluders=colluders)
+    honest = target[colluding:]
+    assert np.all(_reached(graph, unit, tau2, colluders) >= honest * (1.0 - 1e-12))
+    assert np.any(_reached(graph, unit, 0.99 * tau2, colluders) < honest)
+
+
+def test_the_worst_client_of_an_unbalanced_graph_decides() -> None:
+    graph = ShareGraph(4, [(0, 1, 3.0), (1, 2, 1.0), (2, 3, 0.5), (3, 0, 0.2), (1, 0, 2.0)])
+    tau2 = calibrate_tau2(graph, unit_variance=2.0, target_variance=[0.1, 0.2, 0.3, 0.4])
+    ratios = _reached(graph, 2.0, tau2) / [0.1, 0.2, 0.3, 0.4]
+    assert ratios.min() == pytest.approx(1.0, rel=1e-9)
+    assert ratios.min() >= 1.0 - 1e-12
+
+
+def test_groups_pay_for_themselves() -> None:
+    """Two groups of five cost as much as one round of five, not of ten."""
+    unit = 0.25
+    single = calibrate_tau2(ShareGraph.complete(5), unit_variance=unit, target_variance=1.0)
+    groups = ShareGraph.coalition(10, groups=[range(5), range(5, 10)])
+    assert calibrate_tau2(groups, unit_variance=unit, target_variance=1.0) == pytest.approx(single, rel=1e-9)
+
+
+def test_more_colluders_need_more_distortion() -> None:
+    graph = ShareGraph.complete(20)
+    needed = [
+        calibrate_tau2(graph, unit_variance=1 / 19, target_variance=1.0, colluders=range(count))
+        for count in (0, 4, 10, 19)
+    ]
+    assert needed == sorted(needed)
+    assert len(set(needed)) == 4
+    assert needed[-1] == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("kappa", [1e3, 1e6, 1e12])
+def test_very_strong_shares_need_the_noise_of_a_trusted_server(kappa: float) -> None:
+    """Even where the matrix is so ill-conditioned that small residuals count as none."""
+    graph = ShareGraph.complete(10)
+    unit = kappa / 9
+    tau2 = calibrate_tau2(graph, unit_variance=unit, target_variance=1.0)
+    assert _reached(graph, unit, tau2).min() >= 1.0 - 1e-9
+    assert 1.0 - 1e-3 <= 10 * tau2 * unit * 9 <= (1.01 if kappa <= 1e6 else 20.0)
+
+
+def test_a_client_that_receives_nothing_is_refused_with_a_hint() -> None:
+    beacons = (bytes([number]) for number in range(256))
+    graphs = (ShareGraph.random(12, degree=1, beacon=beacon) for beacon in beacons)
+    graph = next(graph for graph in graphs if graph.in_weight.min() == 0.0)
+    with pytest.raises(PrivacyError, match="receive no share") as caught:
+        calibrate_tau2(graph, unit_variance=1.0, target_variance=1.0)
+    assert caught.value.hint is not None
+    assert "regular" in caught.value.hint
+
+
+def test_somebody_must_be_honest() -> None:
+    with pytest.raises(PrivacyError, match="no honest client"):
+        calibrate_tau2(ShareGraph.complete(3), unit_variance=1.0, target_variance=1.0, colluders=[0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"unit_variance": 0.0}, "unit_variance"),
+        ({"unit_variance": math.nan}, "unit_variance"),
+        ({"target_variance": 0.0}, "target_variance"),
+        ({"target_variance": -1.0}, "target_variance"),
+        ({"target_variance": math.inf}, "target_variance"),
+        ({"target_variance": [1.0, 2.0]}, "target_variance"),
+        ({"colluders": [7]}, "colluders"),
+    ],
+)
+def test_bad_input_names_the_field(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        calibrate_tau2(ShareGraph.complete(3), **({"unit_variance": 1.0, "target_variance": 1.0} | arguments))
+    assert caught.value.field == field

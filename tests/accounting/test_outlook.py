@@ -52,20 +52,32 @@ def test_without_noise_there_is_nothing_to_say_against_it():
     assert outlook(parameters=10**9, rounds=1, clip=1.0, variance=0.0).verdict == "good"
 
 
+def asked(*options: str, code: int = 0) -> str:
+    """What `niss plan` prints."""
+    said = CliRunner().invoke(app, ["plan", "--clip", "2", *" ".join(options).split()])
+    assert said.exit_code == code, said.output
+    return said.output
+
+
+PLAIN = "--participants 10 --epsilon 8 --rounds 10"
+CARRIED = "--participants 20 --clients 100 --rounds 30 --carry"
+
+
+@pytest.mark.parametrize("options", [PLAIN, CARRIED])
+def test_only_who_names_a_model_is_told(options: str):
+    assert "outlook" not in asked(options)
+    asked(options, "--parameters 0", code=1)
+
+
 def test_niss_plan_says_it_too():
-    options = ["plan", "--participants", "10", "--epsilon", "8", "--rounds", "10", "--clip", "2"]
-    said = CliRunner().invoke(app, [*options, "--parameters", "62000"])
-    assert said.exit_code == 0, said.output
-    assert "Hopeless" in said.output
-    values = json.loads(CliRunner().invoke(app, [*options, "--parameters", "62000", "--json"]).output)
+    assert "Hopeless" in asked(PLAIN, "--parameters 62000")
+    values = json.loads(asked(PLAIN, "--parameters 62000 --json"))
     planned = forecast(participants=10, epsilon=8.0, participations=10, clip=2.0)
     terms = make_terms(
         planned.plan, participants=10, coordinates=62_000, run=bytes(16), number=0, grid_bits=24
     )
     # The protocol takes a margin of a few percent over what a typical graph needs.
     assert values["outlook"]["deviation"] == pytest.approx(math.sqrt(10 * terms.residual_variance), rel=0.1)
-    assert "outlook" not in CliRunner().invoke(app, options).output
-    assert CliRunner().invoke(app, [*options, "--parameters", "0"]).exit_code != 0
 
 
 def test_niss_run_says_it_before_the_first_round(tmp_path):
@@ -77,29 +89,12 @@ def test_niss_run_says_it_before_the_first_round(tmp_path):
     assert "dp-fedavg: Hopeless" in " ".join(said.output.split())
 
 
-CARRIED = ["plan", "--participants", "20", "--clients", "100", "--rounds", "30", "--carry", "--clip", "2"]
-
-
 def test_carried_noise_is_judged_by_what_is_left_in_the_final_model():
-    said = CliRunner().invoke(app, [*CARRIED, "--parameters", "62000", "--json"])
-    judged = json.loads(said.output)["outlook"]
-    noise = json.loads(said.output)["noise"]
-    assert judged["ratio"] == pytest.approx((noise[-1] * 62000) ** 0.5 / (2.0 * 30))
-    fresh = [
-        "plan",
-        "--participants",
-        "20",
-        "--rounds",
-        "30",
-        "--participations",
-        "6",
-        "--clip",
-        "2",
-        "--json",
-    ]
-    alone = json.loads(CliRunner().invoke(app, [*fresh, "--parameters", "62000"]).output)["outlook"]
-    assert judged["ratio"] < alone["ratio"], "else there would be no point in carrying it"
-    words = CliRunner().invoke(app, [*CARRIED, "--parameters", "62000"]).output
+    said = json.loads(asked(CARRIED, "--parameters 62000 --json"))
+    judged = said["outlook"]
+    assert judged["ratio"] == pytest.approx((said["noise"][-1] * 62000) ** 0.5 / (2.0 * 30))
+    fresh = asked("--participants 20 --rounds 30 --participations 6 --parameters 62000 --json")
+    assert judged["ratio"] < json.loads(fresh)["outlook"]["ratio"], "else there would be no point in it"
+    words = asked(CARRIED, "--parameters 62000")
     assert "stays of the noise of a round" in words
     assert "carried from round to round" not in words.partition("What helps")[2]
-    assert CliRunner().invoke(app, [*CARRIED, "--parameters", "0"]).exit_code != 0

@@ -28,15 +28,8 @@ Means = list[tuple[float, float]]
 
 
 def claim(mus: list[float], sampling: str, participants: int = 20, **more: object) -> OutsiderClaim:
-    given = {
-        "unit": "client",
-        "relation": "zero-out",
-        "clients": 100,
-        "participants": participants,
-        "delta": DELTA,
-        **more,
-    }
-    return outsider_epsilon(mus=mus, sampling=sampling, **given)
+    given = {"unit": "client", "relation": "zero-out", "clients": 100, "delta": DELTA, **more}
+    return outsider_epsilon(mus=mus, sampling=sampling, participants=participants, **given)
 
 
 def neighbours(unit: str, relation: str, sampling: str, q: float, mu: float) -> list[tuple[Means, Means]]:
@@ -253,15 +246,6 @@ def test_many_different_rounds_are_rounded_to_the_safe_side() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], field: str) -> None:
-    good = {
-        "mus": [1.0],
-        "unit": "client",
-        "relation": "zero-out",
-        "sampling": "uniform",
-        "clients": 100,
-        "participants": 10,
-        "delta": DELTA,
-    }
     with pytest.raises(ConfigError) as caught:
-        outsider_epsilon(**{**good, **changes})
+        claim(**{"mus": [1.0], "sampling": "uniform", **changes})
     assert caught.value.field == field

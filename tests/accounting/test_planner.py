@@ -8,10 +8,12 @@ import json
 import numpy as np
 import pytest
 
-import niss
 from niss.accounting import PlanForecast, forecast
+from niss.errors import ConfigError, PrivacyError
+from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.simulation import make_config
+from niss.views import Corruption, calibrate_for
 
 
 def planned(**changes: object) -> PlanForecast:
@@ -22,35 +24,29 @@ def test_the_papers_setting_needs_a_tau2_of_two_over_m() -> None:
     assert planned(kappa=1.0).tau2 == pytest.approx(0.061, abs=0.001)
 
 
-@pytest.mark.parametrize(
-    ("collusion", "kappa", "ratio"),
-    [
-        (0.0, 1.0, (1.84, 2.0)),
-        (0.0, 2.0, 1.33),
-        (0.0, 4.0, 1.14),
-        (0.0, 10.0, 1.05),
-        (0.0, 100.0, 1.005),
-        (0.2, 1.0, (2.7, 3.3)),
-        (0.2, 2.0, 1.8),
-        (0.2, 4.0, 1.48),
-        (0.2, 10.0, 1.33),
-        (0.2, 100.0, 1.26),
-        (0.5, 1.0, (5.6, 46.0)),
-        (0.5, 2.0, (3.5, 4.0)),
-        (0.5, 4.0, 2.65),
-        (0.5, 10.0, 2.2),
-        (0.5, 100.0, 2.02),
-    ],
-)
-def test_the_dense_table_of_the_theory(
-    collusion: float, kappa: float, ratio: float | tuple[float, float]
-) -> None:
-    """Aggregate noise in units of a trusted server's, complete graph, to 2 %."""
-    plan = planned(participants=300, neighbours=299, collusion=collusion, kappa=kappa)
-    low, high = ratio if isinstance(ratio, tuple) else (ratio, ratio)
-    assert 0.98 * low <= plan.aggregate_variance_ratio_to_central <= 1.02 * high
-    assert plan.aggregate_variance_ratio_to_central >= plan.aggregate_variance_ratio_ideal * (1 - 1e-9)
-    assert plan.effective_variance_ratio == pytest.approx(1.0, abs=1e-6)
+# Aggregate noise in units of a trusted server's, complete graph: by colluders and kappa, to 2 %.
+TABLE = {
+    0.0: {1: (1.84, 2.0), 2: (1.33, 1.33), 4: (1.14, 1.14), 10: (1.05, 1.05), 100: (1.005, 1.005)},
+    0.2: {1: (2.7, 3.3), 2: (1.8, 1.8), 4: (1.48, 1.48), 10: (1.33, 1.33), 100: (1.26, 1.26)},
+    0.5: {1: (5.6, 46.0), 2: (3.5, 4.0), 4: (2.65, 2.65), 10: (2.2, 2.2), 100: (2.02, 2.02)},
+}
+
+
+@pytest.mark.parametrize("size", [100, 300])
+@pytest.mark.parametrize("collusion", sorted(TABLE))
+def test_the_dense_table_of_the_theory(collusion: float, size: int) -> None:
+    """By the planner, and by calibrating the graph itself."""
+    graph, corruption = ShareGraph.complete(size, weight=1.0 / (size - 1)), round(collusion * size)
+    for kappa, (low, high) in TABLE[collusion].items():
+        tau2, found = calibrate_for(
+            graph, Corruption(colluders=corruption), unit_variance=float(kappa), target_variance=1.0
+        )
+        assert found.exact
+        plan = planned(participants=size, neighbours=size - 1, collusion=collusion, kappa=kappa)
+        for noise in (size * tau2 * kappa, plan.aggregate_variance_ratio_to_central):
+            assert 0.98 * low <= noise <= 1.02 * high
+            assert noise >= plan.aggregate_variance_ratio_ideal * (1 - 1e-9)
+        assert plan.effective_variance_ratio == pytest.approx(1.0, abs=1e-6)
 
 
 def test_the_plan_on_the_command_line_of_the_docs() -> None:
@@ -139,37 +135,53 @@ def test_the_simulator_takes_the_plan_as_it_is() -> None:
     assert gdp_epsilon(mu, plan.gaussian_delta) <= 5.0 * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    "changes",
     [
-        ({"participants": 1}, niss.errors.ConfigError, "participants"),
-        ({"epsilon": 0.0}, niss.errors.ConfigError, "epsilon"),
-        ({"collusion": 1.0}, niss.errors.ConfigError, "collusion"),
-        ({"dropout": -0.1}, niss.errors.ConfigError, "dropout"),
-        ({"mode": "pray"}, niss.errors.ConfigError, "'tolerate' or 'repair'"),
-        ({"kappa": 0.0}, niss.errors.ConfigError, "kappa"),
-        ({"delta": 0.0}, niss.errors.ConfigError, "delta"),
-        ({"participations": 0}, niss.errors.ConfigError, "participations"),
-        ({"neighbours": 0.5}, niss.errors.ConfigError, "neighbours"),
-        ({"collusion": 0.97}, niss.errors.PrivacyError, "infeasible: 30 colluders"),
-        (
-            {"mode": "repair", "dropout": 0.9, "collusion": 0.3},
-            niss.errors.PrivacyError,
-            "a repair needs 20 of 30",
-        ),
-        (
-            {"mode": "repair", "dropout": 0.4, "collusion": 0.2},
-            niss.errors.PrivacyError,
-            "a repair needs 19 of 30",
-        ),
+        {"participants": 1},
+        {"epsilon": 0.0},
+        {"epsilon": float("nan")},
+        {"delta": 0.0},
+        {"clip": 0.0},
+        {"rounds": 0},
+        {"collusion": 1.0},
+        {"dropout": -0.1},
+        {"mode": "pray"},
+        {"kappa": 0.0},
     ],
+    ids=str,
 )
-def test_what_cannot_be_planned_is_refused_by_name(
-    changes: dict[str, object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        planned(**changes)
-    assert message in str(caught.value)
+def test_what_no_plan_can_be_asked_is_refused_by_name(changes: dict[str, object], carry: bool) -> None:
+    asked = {"participants": 100, "rounds": 20} | ({"clients": 1000, "carry": True} if carry else {})
+    with pytest.raises(ConfigError) as refused:
+        forecast(**{**asked, **changes})
+    assert refused.value.field in changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"participations": 0}, "participations"),
+        ({"neighbours": 0.5}, "neighbours"),
+        ({"separation": 11, "carry": True}, "separation"),
+        ({"separation": 0, "carry": True}, "separation"),
+        ({"pattern": "poisson", "carry": True}, "pattern"),
+        ({"goal": "best", "carry": True}, "goal"),
+        ({"clients": 50, "carry": True}, "clients"),
+        ({"clients": 1050, "carry": True}, "clients"),
+        ({"carried_to_residual": -1.0, "carry": True}, "carried_to_residual"),
+        ({"collusion": 0.995}, "infeasible: 100 colluders"),
+        ({"mode": "repair", "dropout": 0.9, "collusion": 0.3}, "a repair needs 66 of 100"),
+        ({"mode": "repair", "dropout": 0.41, "collusion": 0.2}, "a repair needs 61 of 100"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_refused(changes: dict[str, object], message: str) -> None:
+    asked = {"participants": 100, "rounds": 20} | ({"clients": 1000} if "carry" in changes else {})
+    with pytest.raises((ConfigError, PrivacyError)) as refused:
+        forecast(**{**asked, **changes})
+    assert message == getattr(refused.value, "field", None) or message in str(refused.value)
 
 
 def test_a_plan_without_gain_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Terms made from a plan keep its promise: on the graphs that are drawn, every client accepts them."""
+"""Terms made from a plan keep its promise, and a round is proposed on the first graph that does."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.accounting import DrawnAccount, Plan, Promise, forecast, make_terms
-from niss.errors import ConfigError, RemoteProtocolError
-from niss.protocol.agreement import agree
-from support.protocol_round import Federation
+from niss.accounting import DrawnAccount, Plan, Promise, forecast, make_terms, propose_round
+from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.protocol.agreement import agree, participants_hash, terms_hash
+from niss.protocol.keys import BeaconChain, Identity, link_of, verify_beacon
+from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
+from support.protocol_round import Federation, seeded_entropy
 
 CASES = [
     ("complete", 12, {}),
@@ -27,6 +29,10 @@ def wanted_mu(plan: Plan) -> float:
     return float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
 
 
+def terms_of(plan: Plan, size: int, mode: str = "tolerate", coordinates: int = 3) -> Terms:
+    return make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1, mode=mode)
+
+
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 @pytest.mark.parametrize(("name", "size", "settings"), CASES, ids=[case[0] for case in CASES])
 def test_clients_accept_what_the_plan_promised(
@@ -34,7 +40,7 @@ def test_clients_accept_what_the_plan_promised(
 ) -> None:
     dropout = 0.02 if mode == "repair" else 0.0
     plan = forecast(participants=size, mode=mode, dropout=dropout, clip=1.0, **settings).plan
-    terms = make_terms(plan, participants=size, coordinates=3, run=b"run", number=1, mode=mode)
+    terms = terms_of(plan, size, mode)
     wanted = wanted_mu(plan)
     for draw in range(2):
         federation = Federation(size, f"{name} {draw}", colluders=plan.colluders, mu=wanted)
@@ -53,7 +59,7 @@ def test_clients_accept_what_the_plan_promised(
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_the_relation_is_the_plans(relation: str) -> None:
     plan = replace(forecast(participants=10, mode="repair", dropout=0.05).plan, relation=relation)
-    terms = make_terms(plan, participants=10, coordinates=3, run=b"run", number=1, mode="repair")
+    terms = terms_of(plan, 10, "repair")
     federation = Federation(10, "relation")
     mu = DrawnAccount(relation=relation)(agree(federation.open(terms)), 0)
     assert mu <= wanted_mu(plan)
@@ -62,12 +68,12 @@ def test_the_relation_is_the_plans(relation: str) -> None:
 
 def test_residual_and_self_mask_reach_the_target_alone() -> None:
     planned = forecast(participants=20, mode="repair", dropout=0.05, collusion=0.1)
-    terms = make_terms(planned.plan, participants=20, coordinates=3, run=b"run", number=1, mode="repair")
+    terms = terms_of(planned.plan, 20, "repair")
     assert terms.residual_variance + terms.self_variance >= planned.sigma**2
     assert (terms.revealed, terms.dropped) == (planned.plan.revealed, planned.plan.dropped)
     assert terms.committee == (planned.plan.committee or 20)
     assert terms.threshold > (terms.committee + 2) / 2
-    tolerated = make_terms(planned.plan, participants=20, coordinates=3, run=b"run", number=1)
+    tolerated = terms_of(planned.plan, 20)
     assert (tolerated.self_variance, tolerated.revealed, tolerated.dropped) == (0.0, 0, 0)
     assert (tolerated.committee, tolerated.threshold) == (0, 0)
 
@@ -84,14 +90,14 @@ def test_no_plan_is_refused_for_the_last_bit_of_a_float() -> None:
             tau2=float(draw.uniform(0.0, 0.05)),
             participations=int(draw.integers(1, 40)),
         )
-        terms = make_terms(plan, participants=size, coordinates=1, run=b"run", number=1, mode="repair")
+        terms = terms_of(plan, size, "repair", coordinates=1)
         alone = terms.residual_variance + terms.self_variance
         assert terms.clip / size / math.sqrt(alone) <= wanted_mu(plan)
 
 
 def test_a_given_distortion_is_taken_as_it_is() -> None:
     plan = Plan(tau2=0.25, neighbours=5.0, kappa=2.0)
-    terms = make_terms(plan, participants=10, coordinates=3, run=b"run", number=1)
+    terms = terms_of(plan, 10)
     assert terms.residual_variance == pytest.approx(0.25 * terms.unit_variance * 5.0)
     own = (plan.clip / 10 / wanted_mu(plan)) ** 2
     assert terms.unit_variance == pytest.approx(2.0 * own / 5.0)
@@ -109,12 +115,12 @@ def test_a_given_distortion_is_taken_as_it_is() -> None:
 )
 def test_plans_the_protocol_cannot_run_are_refused(plan: Plan) -> None:
     with pytest.raises(ConfigError):
-        make_terms(plan, participants=10, coordinates=3, run=b"run", number=1)
+        terms_of(plan, 10)
 
 
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="mode"):
-        make_terms(Plan(), participants=10, coordinates=3, run=b"run", number=1, mode="ignore")
+        terms_of(Plan(), 10, "ignore")
 
 
 @pytest.mark.slow
@@ -130,7 +136,7 @@ def test_many_drawn_graphs_keep_the_promise(
     planned = forecast(
         participants=size, neighbours=neighbours, collusion=collusion, mode=mode, dropout=dropout
     )
-    terms = make_terms(planned.plan, participants=size, coordinates=3, run=b"run", number=1, mode=mode)
+    terms = terms_of(planned.plan, size, mode)
     assess = DrawnAccount(failure=planned.plan.failure)
     costs = []
     for draw in range(20):
@@ -142,7 +148,7 @@ def test_many_drawn_graphs_keep_the_promise(
 @pytest.mark.parametrize(("epsilon", "coordinates"), [(8.0, 1_000), (3.0, 200_000), (1.0, 2_000_000)])
 def test_the_grid_is_fine_enough_for_noise_and_update(epsilon: float, coordinates: int) -> None:
     plan = Plan(clip=1.0, epsilon=epsilon, kappa=10.0, neighbours=10.0, participations=10)
-    terms = make_terms(plan, participants=200, coordinates=coordinates, run=b"run", number=1)
+    terms = terms_of(plan, 200, coordinates=coordinates)
     step = 2.0**-terms.grid_bits
     entry = 1.0 / (200 * math.sqrt(coordinates))
     assert math.sqrt(terms.residual_variance) >= 256 * step
@@ -172,7 +178,7 @@ def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -
             neighbours=neighbours,
             graph="complete" if neighbours == size - 1 else "regular",
         )
-        terms = make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1, mode=mode)
+        terms = terms_of(plan, size, mode, coordinates=coordinates)
         federation = Federation(size, "large")
         mu = DrawnAccount(promise=Promise.of(plan))(agree(federation.open(terms)), 0)
         assert mu <= wanted_mu(plan)
@@ -196,7 +202,7 @@ def test_a_committee_is_paid_for_in_delta_unless_everyone_is_in_it() -> None:
 def test_a_planned_committee_is_accepted_by_the_clients_it_was_planned_for(collusion: float) -> None:
     plan = forecast(participants=40, mode="repair", dropout=0.05, collusion=collusion, kappa=4.0).plan
     assert plan.committee is None or 10 <= plan.committee < 40
-    terms = make_terms(plan, participants=40, coordinates=3, run=b"run", number=1, mode="repair")
+    terms = terms_of(plan, 40, "repair")
     agreed = agree(Federation(40, "planned").open(terms))
     assess = DrawnAccount(failure=plan.failure)
     assert assess(agreed, plan.colluders) <= wanted_mu(plan)
@@ -207,6 +213,69 @@ def test_a_planned_committee_is_accepted_by_the_clients_it_was_planned_for(collu
 def test_a_committee_that_may_be_all_colluders_is_no_plan() -> None:
     plan = Plan(colluders=9, graph="complete", neighbours=29.0, committee=8)
     with pytest.raises(ConfigError, match="may collude"):
-        make_terms(
-            replace(plan, delta=1e-30), participants=30, coordinates=3, run=b"run", number=1, mode="repair"
+        terms_of(replace(plan, 30, "repair")
+
+
+SIZE = 12
+
+
+class Server:
+    """Proposes round 2 of a run and writes down what it was asked for."""
+
+    def __init__(self, plan: Plan, *, short_of: float = 1.0) -> None:
+        self.plan, self.short_of = plan, short_of
+        self.holder = Identity.generate(seeded_entropy("holder"))
+        self.chain = BeaconChain(4, holder=self.holder, entropy=seeded_entropy("chain"))
+        federation = Federation(SIZE, "propose")
+        self.participants = federation.open(federation.terms()).participants
+        self.commitments: list[bytes] = []
+
+    def terms(self, participants: tuple[Participant, ...]) -> Terms:
+        made = make_terms(self.plan, participants=len(participants), coordinates=4, run=bytes(16), number=0)
+        return Terms(**{**made.__dict__, "residual_variance": made.residual_variance / self.short_of})
+
+    def release(self, attempt: int, commitment: bytes) -> Beacon:
+        self.commitments.append(commitment)
+        return self.chain.release(2, attempt, commitment)
+
+    def propose(self, allowed: float) -> tuple[RoundOpen, float]:
+        return propose_round(
+            self.plan,
+            2,
+            seat=lambda _attempt: self.participants,
+            terms=self.terms,
+            release=self.release,
+            assess=DrawnAccount(),
+            allowed=allowed,
         )
+
+
+@pytest.mark.parametrize("short_of", [1.0, 2.0])
+def test_the_beacon_is_released_for_what_is_played(short_of: float) -> None:
+    plan = Plan(clip=1.0, neighbours=5, attempts=4)
+    server = Server(plan, short_of=short_of)
+    opened, mu = server.propose(wanted_mu(plan))
+    terms = opened.terms
+    assert (terms.round, terms.attempt) == (2, len(server.commitments) - 1)
+    assert (terms.attempt > 0) == (short_of > 1.0)
+    assert mu <= wanted_mu(plan)
+    assert mu == DrawnAccount()(agree(opened), 0)
+    commitment = participants_hash(opened.participants) + terms_hash(terms)
+    assert server.commitments[-1] == commitment
+    verify_beacon(
+        opened.beacon,
+        commitment,
+        expected=link_of(2, terms.attempt),
+        anchor=server.chain.anchor,
+        holder=server.holder.public,
+        after=0,
+    )
+
+
+def test_a_promise_that_no_graph_keeps_is_refused() -> None:
+    plan = Plan(clip=1.0, neighbours=3, attempts=3, tau2=0.0)
+    server = Server(plan)
+    with pytest.raises(PrivacyError, match="none of 3 graphs"):
+        server.propose(1.0)
+    assert len(set(server.commitments)) == 3
+    assert math.isinf(Server(plan).propose(math.inf)[1])
