@@ -213,7 +213,7 @@ def test_a_planned_committee_is_accepted_by_the_clients_it_was_planned_for(collu
 def test_a_committee_that_may_be_all_colluders_is_no_plan() -> None:
     plan = Plan(colluders=9, graph="complete", neighbours=29.0, committee=8)
     with pytest.raises(ConfigError, match="may collude"):
-        terms_of(replace(plan, 30, "repair")
+        terms_of(replace(plan, delta=1e-30), 30, "repair")
 
 
 SIZE = 12
