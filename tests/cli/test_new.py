@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from niss.errors import ConfigError
-from niss.local import check_app, new_app
+from niss.local.apps import check_app, new_app
 
 
 def test_the_app_has_its_name_everywhere(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from flower.test_deployment import (
     wait_until,
 )
 from niss.accounting import LedgerFile
-from niss.local import Deployment, Settings
+from niss.local.deployment import Deployment, Settings
 
 pytestmark = pytest.mark.slow
 ROUNDS = 4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flower.test_deployment import FAULTY, WITHOUT_NOISE, caveats, check_sums, finished, nothing_is_left
-from niss.local import Deployment, Settings
+from niss.local.deployment import Deployment, Settings
 
 pytestmark = pytest.mark.slow
 

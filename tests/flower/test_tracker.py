@@ -20,7 +20,8 @@ from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import Limits, NissStrategy
 from niss.flower.state import open_store
-from niss.local import Processes, Started, free_port
+from niss.local.deployment import free_port
+from niss.local.processes import Processes, Started
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
 from niss.session.proposal import read_proposal

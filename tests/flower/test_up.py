@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from niss.cli import app, up
 from niss.errors import ConfigError, NissError
-from niss.local import Deployment, Processes, Settings, make_certificates, make_node_key, marked
-from niss.local.processes import OWNER
+from niss.local.deployment import Deployment, Settings, make_certificates, make_node_key
+from niss.local.processes import OWNER, Processes, marked
 
 REPORT = {
     "rounds": [{"round": 1, "survivors": 2, "skipped": None, "lost": {"7": "no answer in time"}}],
@@ -77,7 +77,7 @@ def write_app(folder, names=SETTINGS):
 @pytest.fixture
 def bring_up(monkeypatch, tmp_path):
     write_app(tmp_path)
-    monkeypatch.setattr("niss.local.Deployment", FakeDeployment)
+    monkeypatch.setattr("niss.local.deployment.Deployment", FakeDeployment)
     monkeypatch.setattr(up.shutil, "which", lambda *_, **__: "/bin/true")
     return lambda **changes: up.up_command(**{"nodes": 3, "rounds": 2, "app": tmp_path, **changes})
 
@@ -198,7 +198,7 @@ def test_a_killed_owner_leaves_neither_processes_nor_its_folder(tmp_path):
     scratch = tmp_path / "scratch"
     owner = (
         "import os, pathlib, sys, time\n"
-        "from niss.local import Processes\n"
+        "from niss.local.processes import Processes\n"
         f"scratch = pathlib.Path({str(scratch)!r})\n"
         "scratch.mkdir()\n"
         "with Processes(scratch, os.environ, scratch=scratch) as processes:\n"

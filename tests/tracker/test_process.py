@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from niss.local import make_certificates
+from niss.local.deployment import make_certificates
 from niss.protocol.agreement import participants_hash, terms_hash
 from niss.protocol.client import Client, Policy
 from niss.protocol.keyfile import create_keyfile

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from niss.local import make_certificates
+from niss.local.deployment import make_certificates
 from niss.protocol.keyfile import Coalition
 from niss.tracker.api import Attempt, SeatsWanted
 from niss.tracker.auth import Refused

@@ -23,7 +23,7 @@ from niss.errors import ConfigError, NissError
 from niss.files import SHARED, read_json, write_json
 
 if TYPE_CHECKING:
-    from niss.local import Settings
+    from niss.local.deployment import Settings
 
 _DONE = "finished:completed"
 _RUN = "run.json"
@@ -51,7 +51,7 @@ def new_command(options: NewOptions) -> None:
     niss new my-app
     niss new apps/digits      then: niss up --app apps/digits
     """
-    from niss.local import new_app
+    from niss.local.apps import new_app
 
     folder = new_app(options.folder)
     typer.echo(str(folder))
@@ -110,7 +110,8 @@ def _prepared(folder: Path, options: UpOptions) -> tuple[Settings, Path, dict[st
 
     What cannot work is refused before anything is started.
     """
-    from niss.local import RESUME, Settings, app_settings, built_in_app, check_app
+    from niss.local.apps import RESUME, app_settings, built_in_app, check_app
+    from niss.local.deployment import Settings
 
     if options.resume is not None:
         before = read_json(folder / _RUN)
@@ -136,7 +137,7 @@ def _run(
     folder: Path, kept: Path | None, parts: Settings, app: Path, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Up, run, down; returns the report. An error if the run did not complete."""
-    from niss.local import Deployment
+    from niss.local.deployment import Deployment
 
     def show(line: str) -> None:
         say(_COLOUR.sub("", line))

@@ -25,12 +25,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from niss.accounting import Plan, outlook
 from niss.errors import ConfigError, ProtocolError
-from niss.flower.transport import METRICS, USE_THE_MOD, fewest_nodes, records_of
+from niss.flower.transport import USE_THE_MOD, fewest_nodes
 from niss.methods import METHODS
 from niss.protocol import LINKS_PER_ROUND
 from niss.session.limits import MOST_ROUNDS
@@ -231,9 +230,6 @@ _NOT_AVERAGING = {
     "FedXgb": "it collects trees, which cannot be summed",
     "DifferentialPrivacy": _OWN_NOISE,
 }
-_METRICS_FUNCTION = "train_metrics_aggr_fn"
-
-MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
 
 
 def require_wrappable(strategy: Strategy) -> None:
@@ -264,56 +260,6 @@ def require_wrappable(strategy: Strategy) -> None:
 def weight_of(strategy: Strategy) -> str:
     """The name of the metric that a strategy weights results by."""
     return str(getattr(strategy, "weighted_by_key", "num-examples"))
-
-
-def guard_metrics(strategy: Strategy) -> None:
-    """From here on a function of the strategy that fails on the metrics of a round costs the metrics, not the round.
-
-    By the time it is called the clients have paid for the round.
-    """
-    function: MetricsFunction | None = getattr(strategy, _METRICS_FUNCTION, None)
-    if function is None or isinstance(function, _Guarded):
-        return
-    setattr(strategy, _METRICS_FUNCTION, _Guarded(function))
-
-
-class _Guarded:
-    """A function that aggregates metrics; where it fails there are none, and the log says why."""
-
-    def __init__(self, function: MetricsFunction) -> None:
-        self.function = function
-
-    def __call__(self, records: list[RecordDict], weighted_by: str) -> MetricRecord:
-        try:
-            return self.function(records, weighted_by)
-        except Exception as error:
-            LOG.warning("niss: %s", _failed(error, records))
-            return MetricRecord()
-
-
-def try_metrics(strategy: Strategy, names: Iterable[str]) -> None:
-    """Warn, before the first round, of a function that fails on metrics with these names and the strategy's weight."""
-    guarded = getattr(strategy, _METRICS_FUNCTION, None)
-    if not isinstance(guarded, _Guarded):
-        return
-    metrics: dict[str, Any] = {**dict.fromkeys(names, 0.5), weight_of(strategy): 1}
-    records = [RecordDict({"arrays": ArrayRecord(), METRICS: MetricRecord(metrics)})]
-    try:
-        guarded.function(records, weight_of(strategy))
-    except Exception as error:
-        LOG.warning(
-            "niss: %s, unless the clients send more in the clear (NissMod(clear_metrics=...)); hidden ones are "
-            "named in NissStrategy(metrics=...)",
-            _failed(error, records),
-        )
-
-
-def _failed(error: Exception, records: list[RecordDict]) -> str:
-    names = sorted(records_of(records[0], MetricRecord).get(METRICS, {}))
-    return (
-        f"{_METRICS_FUNCTION} fails ({type(error).__name__}: {error}), so there are no metrics of `train`: it is given "
-        + ", ".join(names)
-    )
 
 
 def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) -> None:

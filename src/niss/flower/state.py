@@ -338,15 +338,6 @@ class ServerFolder:
         finally:
             os.close(descriptor)
 
-    def identity(self) -> Identity:
-        """The server's: the one that the run in the folder began with, or a new one."""
-        saved = self._read()
-        return (
-            Identity.generate(os.urandom)
-            if saved is None or saved.identity is None
-            else Identity(saved.identity)
-        )
-
     def load(self, rounds: int, inner: Strategy) -> tuple[SavedRun, ArrayRecord] | None:
         """The run that was saved here and its model, None where there is none; `ConfigError` if it is not one of so
         many rounds.
@@ -359,7 +350,7 @@ class ServerFolder:
                 type(inner).__name__,
                 ", ".join(_MOMENTS),
             )
-        saved = self._read()
+        saved = self.read()
         if saved is None:
             return None
         if saved.rounds != rounds:
@@ -393,7 +384,8 @@ class ServerFolder:
             if path.name != saved.arrays:
                 path.unlink(missing_ok=True)
 
-    def _read(self) -> SavedRun | None:
+    def read(self) -> SavedRun | None:
+        """What was saved here last, None where nothing was; `RunFolderError` where it cannot be read."""
         path = self._folder / _STATE
         try:
             text = SecretBytes(read_private(path))
@@ -403,6 +395,15 @@ class ServerFolder:
             return check_json(SavedRun, text)
         # Raised here: what was not read of secrets is no part of the error.
         raise RunFolderError(f"{path} is damaged, or was written by another version of niss", hint=_DAMAGED)
+
+
+def server_identity(key: str | Path | None, folder: ServerFolder | None) -> Identity:
+    """That in the key file, or the one that the run in the folder began with, or a new one."""
+    if key is not None:
+        return load_identity(Path(key).expanduser())
+    saved = None if folder is None else folder.read()
+    known = None if saved is None else saved.identity
+    return Identity.generate(os.urandom) if known is None else Identity(known)
 
 
 def _pack(model: ArrayRecord, inner: Strategy) -> tuple[bytes, dict[str, Any]]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,18 +38,16 @@ from niss.flower.given import (
     check_settings,
     for_nodes,
     for_rounds,
-    guard_metrics,
     no_round,
     plan_of,
     prepared,
     require_wrappable,
     say_outlook,
     strategy_options,
-    try_metrics,
     warn_of_strategy,
     weight_of,
 )
-from niss.flower.state import Evaluate, MetricsByRound, SavedRun, ServerFolder, plain
+from niss.flower.state import Evaluate, MetricsByRound, SavedRun, ServerFolder, plain, server_identity
 from niss.flower.transport import (
     METRICS,
     RECORD,
@@ -58,14 +55,16 @@ from niss.flower.transport import (
     Model,
     WillingNodes,
     alike,
+    guard_metrics,
     mean_metrics,
     send_requests,
     shared_model,
     shown,
     sort_replies,
     to_record,
+    try_metrics,
 )
-from niss.protocol import Identity, load_coalition, load_identity
+from niss.protocol import load_coalition
 from niss.runs import RoundRecord
 from niss.session.books import RunState
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
@@ -148,12 +147,7 @@ class NissStrategy(Strategy):
         self.inner, self._mode = strategy, mode
         self._folder = None if resume is None else ServerFolder(Path(resume))
         self._own_key = key is not None
-        if key is not None:
-            self._identity = load_identity(Path(key).expanduser())
-        elif self._folder is not None:
-            self._identity = self._folder.identity()
-        else:
-            self._identity = Identity.generate(os.urandom)
+        self._identity = server_identity(key, self._folder)
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
         )
@@ -207,7 +201,8 @@ class NissStrategy(Strategy):
         self.metrics = {"train": {}, "evaluate": {}, "server": {}}
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
         # What will go wrong is said while nobody has been asked anything.
-        try_metrics(self.inner, self._metrics.means(np.zeros(len(self._metrics)), 1.0, 1.0))
+        names = self._metrics.means(np.zeros(len(self._metrics)), 1.0, 1.0)
+        try_metrics(self.inner, names, self._weight)
         warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
         try:
             with nullcontext() if self._folder is None else self._folder.locked():
