@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,20 +11,35 @@ from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from niss.accounting import LedgerFile, Plan
 from niss.errors import ProtocolError
 from niss.flower import NissStrategy, niss_mod
+from niss.protocol import Entropy, Identity, Upload, create_keyfile, decode
 
 SHAPES = {"dense": (3, 4), "bias": (4,)}
 FIRST = 2**63 + 11
 """Node ids are 64 bits wide: one that does not survive a float."""
 OPEN = {"niss-uncalibrated": True}
 """Many tests compare sums, and run plans without noise."""
+NODES, ODD = 6, FIRST + 2
+# Everyone with everyone: what a round costs does not depend on the graph that is drawn.
+PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=NODES - 1, kappa=2.0)
+WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, participations=3, neighbours=3)
+PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
+
+Change = Callable[[Message], object]
+"""Of a message on its way, in place."""
+
+
+def entropy_of(node: int) -> Entropy:
+    """Where the identity of a node with a folder comes from."""
+    return lambda count: hashlib.shake_256(str(node).encode()).digest(count)
 
 
 def global_model() -> ArrayRecord:
@@ -32,8 +48,6 @@ def global_model() -> ArrayRecord:
 
 
 def arrays(values: dict[str, np.ndarray]) -> ArrayRecord:
-    from flwr.app import Array
-
     return ArrayRecord({name: Array(value) for name, value in values.items()})
 
 
@@ -78,6 +92,10 @@ def make_app(
     return app
 
 
+class Killed(BaseException):
+    """Stands for kill -9: nothing may run after it but what frees locks."""
+
+
 class FakeGrid(Grid):
     """`tamper(message)` may change what is sent, `mangle(reply)` what comes back; None: it is lost."""
 
@@ -96,10 +114,58 @@ class FakeGrid(Grid):
         self.received: list[Message] = []
 
     def keep_state(self, folder: Path) -> Self:
-        """Give each node a folder `node-0`, `node-1` and so on."""
-        for number, context in enumerate(self.contexts.values()):
-            context.node_config["niss-state"] = str(folder / f"node-{number}")
+        """Give each node a state folder, named like it; one that is there is used as it is."""
+        for node, context in self.contexts.items():
+            home = folder / str(node)
+            if not home.exists():
+                create_keyfile(home / "identity.key", Identity.generate(entropy_of(node)))
+            context.node_config["niss-state"] = str(home)
         return self
+
+    def home(self, node: int = ODD) -> Path:
+        """The state folder of a node."""
+        return Path(self.contexts[node].node_config["niss-state"])
+
+    def ledger(self, node: int = ODD) -> LedgerFile:
+        return LedgerFile.read(self.home(node) / "ledger.jsonl")
+
+    def stage_of(self, reply: Message) -> str:
+        """What a reply is about; empty where that is not for NISS."""
+        (sent,) = [one for one in self.sent if one.metadata.message_id == reply.metadata.reply_to_message_id]
+        return sent.content["niss"]["stage"] if "niss" in sent.content else ""
+
+    def on_request(self, stage: str, change: Change, node: int | None = ODD) -> None:
+        """Have what a node, or each, is sent in a stage changed on the way."""
+
+        def tamper(message: Message) -> Message:
+            to = message.metadata.dst_node_id
+            if node in (None, to) and "niss" in message.content and message.content["niss"]["stage"] == stage:
+                change(message)
+            return message
+
+        self.tamper = tamper
+
+    def on_reply(self, stage: str, change: Change, node: int | None = ODD) -> None:
+        """Have what a node, or each, answers in a stage changed on the way."""
+
+        def mangle(reply: Message) -> Message:
+            if node in (None, reply.metadata.src_node_id) and self.stage_of(reply) == stage:
+                change(reply)
+            return reply
+
+        self.mangle = mangle
+
+    def kept(self, stage: str) -> list[Message]:
+        """Filled with copies of what the odd node is sent in a stage."""
+        letters: list[Message] = []
+        self.on_request(stage, lambda message: letters.append(copy.deepcopy(message)))
+        return letters
+
+    def lose_uploads(self) -> None:
+        """Those of the odd node."""
+        self.mangle = lambda reply: (
+            None if holds(reply, Upload) and reply.metadata.src_node_id == ODD else reply
+        )
 
     @property
     def run(self) -> Any:
@@ -165,6 +231,41 @@ def play(
     return strategy, result
 
 
+def start(grid: FakeGrid, rounds: int = 2, **options: Any) -> NissStrategy:
+    """A run of the plan, or of another; its strategy."""
+    return play(grid, rounds, **{"plan": PLAN, **options})[0]
+
+
+def survivors(strategy: NissStrategy) -> list[int]:
+    return [record.survivors for record in strategy.rounds]
+
+
+def body_of(message: Message) -> bytes:
+    """The message of the protocol in a request or a reply."""
+    record = message.content["niss"]
+    return record["body"] if "body" in record else message.content["niss-upload"]["body"].numpy().tobytes()
+
+
+def with_body(change: Callable[[bytes], bytes]) -> Change:
+    """Of the message of the protocol in a request or a reply."""
+
+    def apply(message: Message) -> None:
+        body = change(body_of(message))
+        if "body" in message.content["niss"]:
+            message.content["niss"]["body"] = body
+        else:
+            message.content["niss-upload"]["body"] = Array(np.frombuffer(body, dtype=np.uint8))
+
+    return apply
+
+
+def holds(reply: Message, kind: type) -> bool:
+    """Whether a reply has a message of the protocol of this kind."""
+    if reply.has_error() or body_of(reply).startswith(b"niss enrolment"):
+        return False
+    return isinstance(decode(body_of(reply)), kind)
+
+
 @contextmanager
 def perhaps_without_a_round() -> Iterator[None]:
     """For runs that are all about a refusal: that one without a single round raises is tested elsewhere."""
@@ -173,7 +274,3 @@ def perhaps_without_a_round() -> Iterator[None]:
     except ProtocolError as error:
         if not error.message.startswith("no round took place: "):
             raise
-
-
-def config() -> ConfigRecord:
-    return ConfigRecord()

@@ -12,18 +12,14 @@ import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
-from flower.grid import FIRST, FakeGrid, play, step_of
-from flower.test_drop_in import PRIVATE, WITHOUT_NOISE
+from flower.grid import FIRST, NODES, PRIVATE, WITHOUT_NOISE, FakeGrid, Killed, play, step_of
 from flower.test_metrics import RANGES, reporting_app, uploads
-from flower.test_resume import Killed
-from flower.test_trust import with_folders
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.given import strategy_options
 from niss.mechanism.clipping import RATE
 from niss.session.metrics import BELOW_CLIP, PART
 
-NODES = 6
 ROOM = math.sqrt(1.0 - PART**2)
 
 
@@ -113,15 +109,13 @@ def test_a_run_that_is_resumed_goes_on_with_its_clip(tmp_path: Path) -> None:
     plan = replace(WITHOUT_NOISE, participations=4)
     whole, _ = start(FakeGrid(NODES), rounds=4, plan=plan)
 
-    grid = FakeGrid(NODES)
-    with_folders(grid, tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
 
     def dying(message):
-        if message.content["niss"]["stage"] == "round" and message.content["config"]["server-round"] == 3:
+        if message.content["config"]["server-round"] == 3:
             raise Killed
-        return message
 
-    grid.tamper = dying
+    grid.on_request("round", dying)
     with pytest.raises(Killed):
         start(grid, rounds=4, plan=plan, resume=tmp_path / "run")
     grid.tamper = lambda message: message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,9 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
 
-from flower.grid import FIRST, FakeGrid, global_model
-from flower.test_trust import NODES, ODD, body_of, holds, letter, start, with_folders
-from niss.accounting import LedgerFile
+from flower.grid import FIRST, NODES, ODD, FakeGrid, Killed, body_of, global_model, holds, start
 from niss.errors import ConfigError
 from niss.flower import NissMod, niss_mod
 from niss.protocol.messages import Refusal, RoundOpen, Upload, decode, encode
@@ -54,18 +51,6 @@ def raises(_message: Message) -> Message:
     raise IndexError(PRIVATE_WORD)
 
 
-def answers_with_an_error(message: Message) -> Message:
-    return Message(Error(0, PRIVATE_WORD), reply_to=message)
-
-
-def answers_with_nothing(message: Message) -> Message:
-    return Message(RecordDict(), reply_to=message)
-
-
-def gives_no_message(_message: Message) -> Message:
-    return None  # type: ignore[return-value]
-
-
 def nan_in_one_row(values: np.ndarray) -> np.ndarray:
     values[0] = np.nan
     return values
@@ -73,25 +58,13 @@ def nan_in_one_row(values: np.ndarray) -> np.ndarray:
 
 FAILURES = {
     "an exception": raises,
-    "an error as reply": answers_with_an_error,
-    "no arrays": answers_with_nothing,
-    "no message": gives_no_message,
+    "an error as reply": lambda message: Message(Error(0, PRIVATE_WORD), reply_to=message),
+    "no arrays": lambda message: Message(RecordDict(), reply_to=message),
+    "no message": lambda _message: None,
     "NaN": with_values(nan_in_one_row),
     "another shape": with_values(lambda values: values[:1]),
     "another type": with_values(lambda values: np.full(values.shape, "word")),
 }
-
-
-def letters_to_odd(grid: FakeGrid) -> list[Message]:
-    letters: list[Message] = []
-
-    def keep(message: Message) -> Message:
-        if letter(message) is not None and message.metadata.dst_node_id == ODD:
-            letters.append(copy.deepcopy(message))
-        return message
-
-    grid.tamper = keep
-    return letters
 
 
 class TestOrder:
@@ -99,7 +72,7 @@ class TestOrder:
     def test_a_message_that_is_not_a_round_of_this_client_trains_nothing(self, forge):
         grid, training = FakeGrid(NODES), Training(unchanged)
         grid.apps[ODD] = training.app
-        letters = letters_to_odd(grid)
+        letters = grid.kept("round")
         start(grid, rounds=1)
         (message,) = letters
         assert len(training.calls) == 1
@@ -118,39 +91,28 @@ class TestOrder:
         assert len(training.calls) == 1, "the app trained on weights of the server's choice, uncharged"
 
     def test_a_client_without_budget_does_not_train(self, tmp_path):
-        grid, training = FakeGrid(NODES), Training(unchanged)
-        with_folders(grid, tmp_path)
+        grid, again, training = FakeGrid(NODES).keep_state(tmp_path), FakeGrid(NODES), Training(unchanged)
         start(grid, rounds=4)
-        again = FakeGrid(NODES)
-        again.contexts[ODD].node_config["niss-state"] = grid.contexts[ODD].node_config["niss-state"]
+        again.contexts[ODD].node_config["niss-state"] = str(grid.home())
         again.apps[ODD] = training.app
         strategy = start(again, rounds=1)
         assert ODD in strategy.session.members.left_out
         assert training.calls == []
 
     def test_a_model_of_another_size_than_the_round_is_refused_uncharged_and_untrained(self, tmp_path):
-        grid, training = FakeGrid(NODES), Training(unchanged)
-        with_folders(grid, tmp_path)
+        grid, training = FakeGrid(NODES).keep_state(tmp_path), Training(unchanged)
         grid.apps[ODD] = training.app
-
-        def swap(message: Message) -> Message:
-            if letter(message) is not None and message.metadata.dst_node_id == ODD:
-                message.content["arrays"] = ArrayRecord([np.zeros(3)])
-            return message
-
-        grid.tamper = swap
+        grid.on_request("round", lambda message: message.content.update(arrays=ArrayRecord([np.zeros(3)])))
         strategy = start(grid, rounds=1)
         assert str(ODD) in strategy.rounds[0].lost
         assert training.calls == []
-        assert not (tmp_path / str(ODD) / "ledger.jsonl").exists()
+        assert not (grid.home() / "ledger.jsonl").exists()
 
     def test_the_round_is_remembered_and_charged_when_training_begins(self, tmp_path):
-        grid, seen = FakeGrid(NODES), []
-        with_folders(grid, tmp_path)
-        home = tmp_path / str(ODD)
+        grid, seen = FakeGrid(NODES).keep_state(tmp_path), []
 
         def look(message: Message) -> Message:
-            seen.append(LedgerFile.read(home / "ledger.jsonl").participations("self"))
+            seen.append(grid.ledger().participations("self"))
             return unchanged(message)
 
         grid.apps[ODD] = Training(look).app
@@ -158,12 +120,8 @@ class TestOrder:
         assert seen == [1, 2]
 
     def test_a_crash_while_training_costs_the_round_and_never_answers_it(self, tmp_path):
-        grid = FakeGrid(NODES)
-        with_folders(grid, tmp_path)
-        letters = letters_to_odd(grid)
-
-        class Killed(BaseException):
-            pass
+        grid = FakeGrid(NODES).keep_state(tmp_path)
+        letters = grid.kept("round")
 
         def die(_message: Message) -> Message:
             raise Killed
@@ -172,7 +130,7 @@ class TestOrder:
         plain = grid.app
 
         def once(message: Message, context: Context) -> Message:
-            if letter(message) is None:
+            if message.content["niss"]["stage"] != "round":
                 return plain(message, context)
             with pytest.raises(Killed):
                 dying.app(message, context)
@@ -183,7 +141,7 @@ class TestOrder:
         strategy = start(grid, rounds=1)
         assert killed == [1]
         assert strategy.rounds[0].survivors == NODES - 1
-        assert LedgerFile.read(tmp_path / str(ODD) / "ledger.jsonl").participations("self") == 1
+        assert grid.ledger().participations("self") == 1
         again = grid.app(letters[0], grid.contexts[ODD])
         assert "was answered before" in decode(body_of(again)).reason
 
@@ -191,8 +149,7 @@ class TestOrder:
 class TestFailuresOfTheApp:
     @pytest.mark.parametrize("failure", FAILURES)
     def test_a_failure_looks_like_any_other_upload_and_is_charged(self, failure, tmp_path):
-        grid = FakeGrid(NODES)
-        with_folders(grid, tmp_path)
+        grid = FakeGrid(NODES).keep_state(tmp_path)
         training = Training(FAILURES[failure], NissMod(clear_metrics=("loss",)))
         grid.apps[ODD] = training.app
         strategy = start(grid, rounds=1)
@@ -202,15 +159,13 @@ class TestFailuresOfTheApp:
         (reply,) = [one for one in grid.received if one.metadata.src_node_id == ODD and holds(one, Upload)]
         assert set(reply.content) == {"niss", "niss-upload"}
         assert b"4312" not in recorddict_to_proto(reply.content).SerializeToString()
-        assert LedgerFile.read(tmp_path / str(ODD) / "ledger.jsonl").participations("self") == 1
+        assert grid.ledger().participations("self") == 1
 
     def test_a_refusal_names_no_file_of_the_node(self, tmp_path):
-        grid = FakeGrid(NODES)
-        with_folders(grid, tmp_path)
-        home = tmp_path / str(ODD)
+        grid = FakeGrid(NODES).keep_state(tmp_path)
         start(grid, rounds=1)
-        (home / "notes").unlink()
-        letters = letters_to_odd(grid)
+        (grid.home() / "notes").unlink()
+        letters = grid.kept("round")
         start(grid, rounds=1)
         assert letters == []
         shown = [str(one.error.reason) for one in grid.received if one.has_error()]

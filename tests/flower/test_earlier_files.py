@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord
 
-from flower.grid import FIRST, FakeGrid
+from flower.grid import FIRST, NODES, ODD, FakeGrid, start
 from flower.test_own_books import played
-from flower.test_trust import NODES, ODD, start
 from niss.accounting import LedgerFile
 from niss.accounting.ledger_file import seal
 from niss.errors import ConfigError, LocalProtocolError, NissError, PrivacyError, RunFolderError
@@ -95,7 +94,7 @@ def test_a_context_that_counted_less_is_refused():
 def _state(folder: Path) -> None:
     (folder / "state.json").write_text('{"version": 0}')
     (folder / "state.json").chmod(0o600)
-    ServerFolder(folder).identity()
+    ServerFolder(folder).read()
 
 
 def _store(folder: Path) -> None:

@@ -9,42 +9,27 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FIRST, FakeGrid, global_model, perhaps_without_a_round
+from flower.grid import (
+    NODES,
+    ODD,
+    PLAN,
+    FakeGrid,
+    global_model,
+    make_app,
+    perhaps_without_a_round,
+    start,
+    survivors,
+    with_body,
+)
 from fuzz.driver import run_chunk
 from fuzz.fuzz_flower import NASTY_HEADERS, NASTY_NUMBERS, TARGET, feed, make_session, npy
-from niss.accounting import Plan
 from niss.errors import RemoteProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.transport import read_reply, to_content
 from niss.protocol.keys import SIGNATURE_BYTES
 from niss.session.ports import Reply
 
-NODES = 6
-ODD = FIRST + 2
-PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=NODES - 1, kappa=2.0)
 ESCAPES = "\x1b]0;owned\x07\x1b[2K\rniss: 6 of 6 uploads summed\n\u202e"
-
-
-def start(grid: FakeGrid, rounds: int = 2, evaluate: float = 0.0, **options) -> NissStrategy:
-    strategy = NissStrategy(FedAvg(fraction_evaluate=evaluate), **{"plan": PLAN, **options})
-    strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
-    return strategy
-
-
-def stage_of(grid: FakeGrid, reply: Message) -> str:
-    sent = next(one for one in grid.sent if one.metadata.message_id == reply.metadata.reply_to_message_id)
-    return sent.content["niss"]["stage"] if "niss" in sent.content else ""
-
-
-def mangle(grid: FakeGrid, stage: str, change) -> None:
-    """What the odd node answers in a stage is changed."""
-
-    def apply(reply: Message) -> Message:
-        if reply.metadata.src_node_id == ODD and stage_of(grid, reply) == stage:
-            change(reply)
-        return reply
-
-    grid.mangle = apply
 
 
 def with_data(data: bytes):
@@ -59,17 +44,16 @@ def with_data(data: bytes):
 @pytest.mark.parametrize("header", NASTY_HEADERS, ids=range(len(NASTY_HEADERS)))
 def test_a_header_that_numpy_would_choke_on_costs_one_upload(stage: str, header: bytes) -> None:
     grid = FakeGrid(NODES)
-    mangle(grid, stage, with_data(npy(header, b"\0" * 4)))
-    assert [one.survivors for one in start(grid).rounds] == [NODES - 1, NODES - 1]
+    grid.on_reply(stage, with_data(npy(header, b"\0" * 4)))
+    assert survivors(start(grid)) == [NODES - 1, NODES - 1]
 
 
 @pytest.mark.parametrize("stage", ["enrol", "round"])
 @pytest.mark.parametrize("step", [*NASTY_NUMBERS[4:], -1, 0.5, "1", b"1", True])
 def test_a_step_out_of_range_is_that_nodes_failure(stage: str, step) -> None:
     grid = FakeGrid(NODES)
-    mangle(grid, stage, lambda reply: reply.content.update({"niss": ConfigRecord({"step": step})}))
-    for one in start(grid).rounds:
-        assert one.survivors >= NODES - 1
+    grid.on_reply(stage, lambda reply: reply.content.update({"niss": ConfigRecord({"step": step})}))
+    assert min(survivors(start(grid))) >= NODES - 1
 
 
 def test_only_the_bytes_that_a_client_packs_are_a_body() -> None:
@@ -92,23 +76,14 @@ def test_only_the_bytes_that_a_client_packs_are_a_body() -> None:
     ids=["infinities", "overflow", "huge", "nan", "list"],
 )
 def test_metrics_that_have_no_mean_do_not_end_the_run(values) -> None:
-    grid = FakeGrid(NODES)
-    grid.app = _with_loss()
+    grid = FakeGrid(NODES, make_app(mods=[NissMod(clear_metrics=("loss",))]))
     others = iter([values[0]] + [values[1]] * 100)
-
-    def change(reply: Message) -> Message:
-        if stage_of(grid, reply) == "round":
-            reply.content["metrics"] = MetricRecord({"loss": next(others)})
-        return reply
-
-    grid.mangle = change
-    assert [one.survivors for one in start(grid).rounds] == [NODES, NODES]
-
-
-def _with_loss():
-    from flower.grid import make_app
-
-    return make_app(mods=[NissMod(clear_metrics=("loss",))])
+    grid.on_reply(
+        "round",
+        lambda reply: reply.content.update(metrics=MetricRecord({"loss": next(others)})),
+        node=None,
+    )
+    assert survivors(start(grid)) == [NODES, NODES]
 
 
 @pytest.mark.parametrize(
@@ -125,14 +100,14 @@ def test_metrics_of_evaluate_do_not_end_the_run(metrics) -> None:
     grid = FakeGrid(NODES)
 
     def change(reply: Message) -> Message:
-        if stage_of(grid, reply) == "":
+        if grid.stage_of(reply) == "":
             mine = metrics if reply.metadata.src_node_id == ODD else {"num-examples": 1, "node": 1.0}
             content = RecordDict({"metrics": MetricRecord(mine)})
             return Message(content, reply_to=_sent(grid, reply))
         return reply
 
     grid.mangle = change
-    assert [one.survivors for one in start(grid, evaluate=1.0).rounds] == [NODES, NODES]
+    assert survivors(start(grid, inner=FedAvg())) == [NODES, NODES]
 
 
 def _sent(grid: FakeGrid, reply: Message) -> Message:
@@ -144,12 +119,12 @@ def test_escape_codes_of_a_client_are_not_printed(stage: str, flower_log: pytest
     grid = FakeGrid(NODES)
 
     def change(reply: Message) -> Message:
-        if reply.metadata.src_node_id == ODD and stage_of(grid, reply) == stage:
+        if reply.metadata.src_node_id == ODD and grid.stage_of(reply) == stage:
             return Message(Error(901, ESCAPES + "y" * 5000), reply_to=_sent(grid, reply))
         return reply
 
     grid.mangle = change
-    strategy = start(grid, evaluate=1.0)
+    strategy = start(grid, inner=FedAvg())
     said = [record.getMessage() for record in flower_log.records]
     assert any("]0;owned" in text for text in said)
     assert not any("\x1b" in text or "\x07" in text or "\r" in text or "y" * 600 in text for text in said)
@@ -165,15 +140,12 @@ def test_neither_are_those_of_a_server(flower_log: pytest.LogCaptureFixture) -> 
     grid, strategy = FakeGrid(NODES), NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
     identity = strategy._identity
 
-    def change(message: Message) -> Message:
-        record = message.content["niss"]
-        text = json.loads(record["body"][SIGNATURE_BYTES:])
-        text["mode"] = ESCAPES + "y" * 5000
+    def change(body: bytes) -> bytes:
+        text = json.loads(body[SIGNATURE_BYTES:]) | {"mode": ESCAPES + "y" * 5000}
         data = json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
-        record["body"] = identity.sign("flower proposal", data) + data
-        return message
+        return identity.sign("flower proposal", data) + data
 
-    grid.tamper = change
+    grid.on_request("enrol", with_body(change), node=None)
     with perhaps_without_a_round():
         strategy.start(grid, global_model(), num_rounds=1, timeout=1)
     said = [record.getMessage() for record in flower_log.records if "declined" in record.getMessage()]

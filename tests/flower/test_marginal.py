@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FakeGrid, global_model
-from flower.test_trust import with_folders
-from niss.accounting import LedgerFile, Plan
-from niss.flower import NissStrategy
-
-NODES, CLIP, EPSILON, KAPPA = 6, 0.5, 8.0, 2.0
+from flower.grid import FIRST, NODES, PLAN, FakeGrid, start
+from niss.accounting import LedgerFile
 
 
 def flower_ledgers(relation: str, folder) -> tuple[float, float]:
     """A client's own marginal mu after a round, from its ledger file, and the server's view of it."""
-    grid = FakeGrid(NODES)
-    with_folders(grid, folder)
-    plan = Plan(
-        relation=relation, clip=CLIP, epsilon=EPSILON, participations=1, neighbours=NODES - 1, kappa=KAPPA
-    )
-    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan)
-    strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    grid = FakeGrid(NODES).keep_state(folder)
+    strategy = start(grid, rounds=1, plan=replace(PLAN, relation=relation, participations=1))
     assert strategy.rounds[0].survivors == NODES
-    node = next(iter(grid.contexts))
-    (charge,) = LedgerFile.read(folder / str(node) / "ledger.jsonl").entries
+    (charge,) = grid.ledger(FIRST).entries
     assert charge.charges["self"].joint == pytest.approx(strategy.statement.clients[0].mu_joint)
     return charge.charges["self"].marginal, strategy.statement.clients[0].mu_marginal
 
@@ -41,8 +31,8 @@ def simulated_ledger(relation: str, exchange: str, folder) -> float:
         data={"dataset": "mnist-mini", "clients": NODES, "samples_per_client": 4},
         model={"name": "mlp", "hidden": [4]},
         training={"participants": NODES, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
-        privacy={"relation": relation, "clip": CLIP, "epsilon": EPSILON, "participations": 1},
-        methods=[{"name": "niss", "neighbours": NODES - 1, "graph": "complete", "kappa": KAPPA}],
+        privacy={"relation": relation, "clip": PLAN.clip, "epsilon": PLAN.epsilon, "participations": 1},
+        methods=[{"name": "niss", "neighbours": NODES - 1, "graph": "complete", "kappa": PLAN.kappa}],
     )
     niss.run(config, out=folder)
     (charge,) = LedgerFile.read(folder / "ledger.jsonl").entries

@@ -18,23 +18,23 @@ from scipy.stats import chi2
 
 from flower.grid import (
     FIRST,
+    NODES,
+    ODD,
+    PRIVATE,
     SHAPES,
+    WITHOUT_NOISE,
     FakeGrid,
-    global_model,
+    body_of,
+    holds,
     make_app,
     play,
     values,
 )
-from flower.test_drop_in import PRIVATE, WITHOUT_NOISE
-from flower.test_trust import body_of, holds, with_folders
-from niss.accounting import LedgerFile
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
 from niss.protocol.messages import Refusal, Upload, decode
 from niss.session.server import Session
 
-NODES = 6
-ODD = FIRST + 2
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())
 RANGES = {"accuracy": (0.0, 1.0), "loss": (0.0, 8.0)}
 REPAIRED = replace(WITHOUT_NOISE, dropped=1, revealed=2)
@@ -59,9 +59,7 @@ def start(grid: FakeGrid, rounds: int = 3, **options) -> tuple[NissStrategy, Res
 
 
 def uploads(grid: FakeGrid) -> list[Upload]:
-    bodies = [body_of(reply) for reply in grid.received if not reply.has_error()]
-    messages = [decode(body) for body in bodies if not body.startswith(b"niss enrolment")]
-    return [message for message in messages if isinstance(message, Upload)]
+    return [decode(body_of(reply)) for reply in grid.received if holds(reply, Upload)]
 
 
 class TestSettings:
@@ -89,16 +87,9 @@ class TestRuns:
                 mean = np.mean([reported(FIRST + node, number)[name] for node in range(NODES)])
                 assert seen[name] == pytest.approx(mean, abs=1e-4)
                 assert seen[f"{name}_noise_sd"] == 0.0
-            assert set(seen) == {
-                "accuracy",
-                "accuracy_noise_sd",
-                "loss",
-                "loss_noise_sd",
-                "niss-survivors",
-                "niss-lost",
-            }
-        plain = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=plan, mode=mode)
-        alone = plain.start(FakeGrid(NODES), global_model(), num_rounds=3, timeout=1)
+            names = {f"{name}{of}" for name in RANGES for of in ("", "_noise_sd")}
+            assert set(seen) == names | {"niss-survivors", "niss-lost"}
+        _, alone = play(FakeGrid(NODES), 3, plan=plan, mode=mode)
         np.testing.assert_allclose(values(result.arrays), values(alone.arrays), rtol=0, atol=1e-5)
         assert any(
             "inside the noisy sum, protected as the updates are: accuracy, loss" in one
@@ -110,9 +101,7 @@ class TestRuns:
     def test_who_is_lost_is_not_in_the_mean(self, mode) -> None:
         """Where the lost client's shares stay in the sum, they are in the noise that is reported."""
         grid = FakeGrid(NODES, reporting_app())
-        grid.mangle = lambda reply: (
-            None if holds(reply, Upload) and reply.metadata.src_node_id == ODD else reply
-        )
+        grid.lose_uploads()
         plan = WITHOUT_NOISE if mode == "tolerate" else REPAIRED
         strategy, result = start(grid, rounds=1, mode=mode, plan=plan)
         assert strategy.rounds[0].survivors == NODES - 1
@@ -132,9 +121,7 @@ class TestRuns:
         many = {f"m{number:02}": (-1.0, 3.0) for number in range(40)}
         grid = FakeGrid(NODES, reporting_app(NissMod(metrics=many), lambda *_: dict.fromkeys(many, 2.0)))
         if lost:
-            grid.mangle = lambda reply: (
-                None if holds(reply, Upload) and reply.metadata.src_node_id == ODD else reply
-            )
+            grid.lose_uploads()
         strategy, result = start(grid, plan=replace(PRIVATE, neighbours=5.0), metrics=many, metric_part=0.5)
         assert [one.survivors for one in strategy.rounds] == [NODES - lost] * 3
         squares = [
@@ -175,11 +162,10 @@ class TestRuns:
         spent = []
         for folder, options in (("with", more), ("without", {})):
             agreed = NissMod(metrics={**RANGES, "num-examples": (0, 50)})
-            grid = FakeGrid(NODES, reporting_app(agreed))
-            with_folders(grid, tmp_path / folder)
+            grid = FakeGrid(NODES, reporting_app(agreed)).keep_state(tmp_path / folder)
             strategy, _ = play(grid, 3, plan=replace(PRIVATE, neighbours=5.0), **options)
             assert [one.survivors for one in strategy.rounds] == [NODES] * 3
-            spent.append(LedgerFile.read(tmp_path / folder / str(ODD) / "ledger.jsonl").spent("self"))
+            spent.append(grid.ledger().spent("self"))
         assert spent[0] == pytest.approx(spent[1], rel=1e-9)
         assert spent[0] > 0.0
 
@@ -219,12 +205,7 @@ class TestAgreement:
         """The app of a node can change between two rounds."""
         grid = FakeGrid(NODES, reporting_app())
 
-        def change(message: Message) -> Message:
-            if message.content["niss"]["stage"] == "round":
-                grid.apps[ODD] = reporting_app(NissMod())
-            return message
-
-        grid.tamper = change
+        grid.on_request("round", lambda _message: grid.apps.update({ODD: reporting_app(NissMod())}))
         strategy, _ = start(grid, rounds=1)
         assert "has not agreed to send" in strategy.rounds[0].lost[str(ODD)]
 
@@ -255,12 +236,8 @@ class TestAgreement:
     def test_metrics_sent_in_the_clear_do_not_replace_those_in_the_sum(self) -> None:
         grid = FakeGrid(NODES, reporting_app())
 
-        def add(reply: Message) -> Message:
-            if holds(reply, Upload):
-                reply.content["metrics"] = MetricRecord({"accuracy": 9.0, "accuracy_noise_sd": 9.0})
-            return reply
-
-        grid.mangle = add
+        clear = MetricRecord({"accuracy": 9.0, "accuracy_noise_sd": 9.0})
+        grid.on_reply("round", lambda reply: reply.content.update(metrics=clear), node=None)
         _, result = start(grid, rounds=1)
         assert result.train_metrics_clientapp[1]["accuracy"] < 1.1
         assert result.train_metrics_clientapp[1]["accuracy_noise_sd"] == 0.0

@@ -13,9 +13,8 @@ import pytest
 from flwr.app import Message
 from typer.testing import CliRunner
 
-from flower.grid import FIRST, FakeGrid
-from flower.test_trust import NODES, ODD, PLAN, holds, letter, start, with_folders
-from niss.accounting import Charge, LedgerFile
+from flower.grid import FIRST, NODES, ODD, PLAN, FakeGrid, holds, start, survivors
+from niss.accounting import Charge
 from niss.cli import app
 from niss.errors import PrivacyError
 from niss.flower import Limits
@@ -29,17 +28,10 @@ GENEROUS = Budget(100.0, 1e-5, 1e-6)
 
 def played(folder: Path, rounds: int = 1) -> tuple[FakeGrid, list[Message], Path]:
     """A run, the letters of its rounds to the odd one, and that one's folder."""
-    grid, letters = FakeGrid(NODES), []
-    with_folders(grid, folder)
-
-    def keep(message: Message) -> Message:
-        if letter(message) is not None and message.metadata.dst_node_id == ODD:
-            letters.append(copy.deepcopy(message))
-        return message
-
-    grid.tamper = keep
+    grid = FakeGrid(NODES).keep_state(folder)
+    letters = grid.kept("round")
     start(grid, rounds=rounds)
-    return grid, letters, folder / str(ODD)
+    return grid, letters, grid.home()
 
 
 def replay(grid: FakeGrid, message: Message) -> Message:
@@ -54,7 +46,7 @@ class TestThePinCounts:
     def test_a_pin_set_after_the_ledger_was_begun_holds(self, tmp_path, kind):
         grid = FakeGrid(NODES)
         if kind == "folder":
-            with_folders(grid, tmp_path)
+            grid.keep_state(tmp_path)
         start(grid, rounds=1, plan=replace(PLAN, participations=400))
         for context in grid.contexts.values():
             context.node_config.update({"niss-epsilon": 1.0, "niss-delta": 1e-5})
@@ -62,63 +54,61 @@ class TestThePinCounts:
         survivors = [start(grid, rounds=1, plan=small).rounds[0].survivors for _ in range(3)]
         assert survivors == [NODES, 0, 0]
         if kind == "folder":
-            ledger = LedgerFile.read(tmp_path / str(ODD) / "ledger.jsonl")
-            assert ledger.epsilon(ledger.spent("self")) <= 1.0
+            assert grid.ledger().epsilon(grid.ledger().spent("self")) <= 1.0
 
     def test_the_whole_of_a_budget_that_is_pinned_can_be_spent(self, tmp_path):
-        grid = FakeGrid(NODES, **{"niss-epsilon": 8.0, "niss-delta": 1e-5})
-        with_folders(grid, tmp_path)
+        grid = FakeGrid(NODES, **{"niss-epsilon": 8.0, "niss-delta": 1e-5}).keep_state(tmp_path)
         assert [one.survivors for one in start(grid, rounds=4).rounds] == [NODES] * 4
 
 
 class TestWhichLimitBinds:
     """In epsilon, and by the name of the setting: in the node's log, and from `niss account` on its folder."""
 
-    def nodes(self, folder: Path, **limits: float) -> FakeGrid:
-        """Nodes with folders of their own, new or as an earlier run left them, and with these limits."""
-        grid = FakeGrid(NODES, **{f"niss-{name}": value for name, value in limits.items()})
-        if not folder.joinpath(str(ODD)).exists():
-            with_folders(grid, folder)
-        for node, context in grid.contexts.items():
-            context.node_config["niss-state"] = str(folder / str(node))
-        return grid
-
-    def account(self, folder: Path) -> str:
-        outcome = CliRunner().invoke(app, ["account", str(folder)])
-        assert outcome.exit_code == 0, outcome.output
-        return " ".join(outcome.output.split())
-
-    def test_a_lowered_one(self, tmp_path, caplog):
-        start(self.nodes(tmp_path, epsilon=8.0, delta=1e-5), rounds=2)
-        lowered = self.nodes(tmp_path, epsilon=6.0, delta=1e-5)
-        with caplog.at_level(logging.WARNING, "flwr"):
-            strategy = start(lowered, rounds=2, plan=replace(PLAN, epsilon=6.0, participations=2))
-        assert not any(one.survivors for one in strategy.rounds)
-        assert "what binds is niss-epsilon, epsilon 6 at delta 1e-05" in caplog.text
-        said = self.account(tmp_path / str(ODD))
-        assert "Limit: niss-epsilon, epsilon 6 at delta 1e-05; 5." in said
-        assert "What binds is niss-epsilon." in said
-
-    def test_a_raised_one(self, tmp_path, caplog):
-        start(self.nodes(tmp_path, epsilon=8.0, delta=1e-5), rounds=4)
-        raised = self.nodes(tmp_path, epsilon=20.0, delta=1e-5)
-        with caplog.at_level(logging.WARNING, "flwr"):
-            strategy = start(raised, rounds=2)
-        assert not any(one.survivors for one in strategy.rounds)
-        assert (
-            "what binds is the budget that the ledger was begun with, epsilon 8 at delta 1e-05; a larger one "
-            "(niss-epsilon, epsilon 20 at delta 1e-05) does not raise it" in caplog.text
+    @pytest.mark.parametrize(
+        ("before", "limits", "plan", "logged", "account"),
+        [
+            (
+                {"niss-epsilon": 8.0, "niss-delta": 1e-5},
+                {"niss-epsilon": 6.0, "niss-delta": 1e-5},
+                replace(PLAN, epsilon=6.0, participations=2),
+                "what binds is niss-epsilon, epsilon 6 at delta 1e-05",
+                ("Limit: niss-epsilon, epsilon 6 at delta 1e-05; 5.", "What binds is niss-epsilon."),
+            ),
+            (
+                {"niss-epsilon": 8.0, "niss-delta": 1e-5},
+                {"niss-epsilon": 20.0, "niss-delta": 1e-5},
+                PLAN,
+                "what binds is the budget that the ledger was begun with, epsilon 8 at delta 1e-05; a larger one "
+                "(niss-epsilon, epsilon 20 at delta 1e-05) does not raise it",
+                (
+                    "What binds is the budget that the ledger was begun with.",
+                    "a larger niss-epsilon does not raise it",
+                ),
+            ),
+            (
+                {},
+                {},
+                replace(PLAN, epsilon=10.0),
+                "epsilon 10 at delta 1e-05",
+                ("the limit of a node without an niss-epsilon of its own",),
+            ),
+        ],
+        ids=["a lowered one", "a raised one", "none of its own"],
+    )
+    def test_it_is_named(self, tmp_path, caplog, before, limits, plan, logged, account):
+        begun = PLAN if before else plan
+        start(
+            FakeGrid(NODES, **before).keep_state(tmp_path), rounds=2 if plan.epsilon == 6.0 else 4, plan=begun
         )
-        said = self.account(tmp_path / str(ODD))
-        assert "What binds is the budget that the ledger was begun with." in said
-        assert "a larger niss-epsilon does not raise it" in said
-
-    def test_none_of_its_own(self, tmp_path, caplog):
-        start(self.nodes(tmp_path), rounds=4, plan=replace(PLAN, epsilon=10.0))
+        grid = FakeGrid(NODES, **limits).keep_state(tmp_path)
         with caplog.at_level(logging.WARNING, "flwr"):
-            start(self.nodes(tmp_path), rounds=1, plan=replace(PLAN, epsilon=10.0))
-        assert "epsilon 10 at delta 1e-05" in caplog.text
-        assert "the limit of a node without an niss-epsilon of its own" in self.account(tmp_path / str(ODD))
+            strategy = start(grid, plan=plan)
+        assert not any(survivors(strategy))
+        assert logged in caplog.text
+        outcome = CliRunner().invoke(app, ["account", str(grid.home())])
+        assert outcome.exit_code == 0, outcome.output
+        for words in account:
+            assert words in " ".join(outcome.output.split())
 
 
 class TestFirstUse:
@@ -129,39 +119,33 @@ class TestFirstUse:
 
 
 class TestLedgerAndNotesNameEachOther:
-    def test_a_deleted_ledger_is_noticed(self, tmp_path):
-        _, _, home = played(tmp_path)
-        (home / "ledger.jsonl").unlink()
-        with pytest.raises(PrivacyError, match="ledger"):
-            FolderStore(home)
-
-    def test_a_ledger_rolled_back_is_noticed(self, tmp_path):
+    def test_a_ledger_rolled_back_or_deleted_is_noticed(self, tmp_path):
         _, _, home = played(tmp_path, rounds=2)
         ledger = home / "ledger.jsonl"
         ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
         with pytest.raises(PrivacyError, match="no longer in it"):
             FolderStore(home)
+        ledger.unlink()
+        with pytest.raises(PrivacyError, match="ledger"):
+            FolderStore(home)
 
     @pytest.mark.parametrize("which", ["before the first round", "before the second round"])
     def test_notes_rolled_back_answer_no_round_again(self, tmp_path, which):
-        grid, kept = FakeGrid(NODES), []
-        with_folders(grid, tmp_path)
-        home, letters = tmp_path / str(ODD), []
+        grid, kept, letters = FakeGrid(NODES).keep_state(tmp_path), [], []
+        home = grid.home()
 
-        def keep(message: Message) -> Message:
-            if letter(message) is not None and message.metadata.dst_node_id == ODD:
-                kept.append((home / "notes").read_bytes())
-                letters.append(copy.deepcopy(message))
-            return message
+        def keep(message: Message) -> None:
+            kept.append((home / "notes").read_bytes())
+            letters.append(copy.deepcopy(message))
 
-        grid.tamper = keep
+        grid.on_request("round", keep)
         start(grid, rounds=2)
         number = 0 if which == "before the first round" else 1
         (home / "notes").write_bytes(kept[number])
         answer = replay(grid, letters[number])
         assert not holds(answer, Upload)
         assert "this node cannot answer" in answer.error.reason
-        assert LedgerFile.read(home / "ledger.jsonl").participations("self") == 2
+        assert grid.ledger().participations("self") == 2
 
     def test_a_round_in_the_ledger_is_not_charged_again(self, tmp_path):
         store = a_store("folder", tmp_path)
@@ -270,14 +254,8 @@ class TestModes:
 
 class TestNotesDoNotGrow:
     def test_with_enrolments_in_the_same_run(self):
-        grid, asked = FakeGrid(NODES), []
-
-        def keep(message: Message) -> Message:
-            if message.content["niss"]["stage"] == "enrol" and message.metadata.dst_node_id == ODD:
-                asked.append(copy.deepcopy(message))
-            return message
-
-        grid.tamper = keep
+        grid = FakeGrid(NODES)
+        asked = grid.kept("enrol")
         start(grid, rounds=1)
         sizes = []
         for _ in range(200):

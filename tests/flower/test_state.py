@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from flower.grid import FIRST, FakeGrid
+from flower.grid import FIRST, NODES, ODD, PLAN, FakeGrid, body_of, start
 from flower.test_own_books import played
-from flower.test_trust import NODES, ODD, PLAN, body_of, start, with_folders
-from niss.accounting import Charge, LedgerFile
+from niss.accounting import Charge
 from niss.errors import LocalProtocolError, PrivacyError
 from niss.flower.state import ContextStore, FolderStore
 from niss.protocol.keyfile import create_keyfile, load_identity
@@ -22,24 +21,18 @@ NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
 
 
 def test_memory_and_ledger_are_on_disk_and_for_the_owner_alone(tmp_path):
-    grid = FakeGrid(NODES)
-    with_folders(grid, tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
     strategy = start(grid)
-    home = tmp_path / str(ODD)
-    assert (home / "notes").stat().st_mode & 0o777 == 0o600
+    assert (grid.home() / "notes").stat().st_mode & 0o777 == 0o600
     assert not grid.contexts[ODD].state
-    ledger = LedgerFile.read(home / "ledger.jsonl")
-    assert ledger.participations("self") == 2
-    worst = strategy.statement.clients[2].mu_joint
-    assert ledger.spent("self") == pytest.approx(worst)
+    assert grid.ledger().participations("self") == 2
+    assert grid.ledger().spent("self") == pytest.approx(strategy.statement.clients[2].mu_joint)
 
 
 def test_a_spent_budget_holds_in_the_next_run_too(tmp_path):
-    grid = FakeGrid(NODES)
-    with_folders(grid, tmp_path)
+    grid, again = FakeGrid(NODES).keep_state(tmp_path), FakeGrid(NODES)
     start(grid, rounds=4)
-    again = FakeGrid(NODES)
-    again.contexts[ODD].node_config["niss-state"] = grid.contexts[ODD].node_config["niss-state"]
+    again.contexts[ODD].node_config["niss-state"] = str(grid.home())
     strategy = start(again, rounds=3)
     assert NOT_ALLOWED in strategy.session.members.left_out[ODD]
     # It declined to join, and nobody waits for its upload.
@@ -58,10 +51,10 @@ def test_the_server_spares_clients_a_round_their_plan_does_not_cover():
 
 def test_a_round_is_answered_once_even_by_two_processes(tmp_path):
     """The same letter twice, each time handled from what is on disk."""
-    grid, letters, home = played(tmp_path)
+    grid, letters, _ = played(tmp_path)
     again = grid.app(letters[0], grid.contexts[ODD])
     assert "was answered before" in decode(body_of(again)).reason
-    assert LedgerFile.read(home / "ledger.jsonl").participations("self") == 1
+    assert grid.ledger().participations("self") == 1
 
 
 def test_a_folder_that_lost_its_memory_or_its_key_is_refused(tmp_path):
@@ -81,8 +74,7 @@ def test_a_folder_that_lost_its_memory_or_its_key_is_refused(tmp_path):
 
 
 def test_a_ledger_begun_without_a_budget_cannot_promise_one_later(tmp_path):
-    grid = FakeGrid(NODES)
-    with_folders(grid, tmp_path)
+    grid = FakeGrid(NODES).keep_state(tmp_path)
     start(grid, rounds=1, plan=replace(PLAN, tau2=0.0))
     strategy = start(grid, rounds=1)
     assert strategy.rounds[0].survivors == 0

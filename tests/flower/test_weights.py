@@ -10,15 +10,23 @@ import pytest
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result
 
-from flower.grid import FIRST, FakeGrid, global_model, make_app, play, step_of, values
-from flower.test_drop_in import PRIVATE, WITHOUT_NOISE
-from flower.test_trust import holds
+from flower.grid import (
+    FIRST,
+    NODES,
+    PRIVATE,
+    WITHOUT_NOISE,
+    FakeGrid,
+    global_model,
+    make_app,
+    play,
+    step_of,
+    values,
+)
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
-from niss.protocol.messages import Upload
 from niss.session.metrics import WEIGHT
 
-NODES, CAP = 6, 50
+CAP = 50
 AGREED = {"num-examples": (0, CAP)}
 
 
@@ -60,9 +68,7 @@ def test_without_noise_it_is_the_weighted_mean_of_fedavg(mode, cap) -> None:
 
 def test_who_is_lost_weighs_nothing() -> None:
     grid = FakeGrid(NODES, weighted_app([NissMod(metrics=AGREED)]))
-    grid.mangle = lambda reply: (
-        None if holds(reply, Upload) and reply.metadata.src_node_id == FIRST + 2 else reply
-    )
+    grid.lose_uploads()
     plan = replace(WITHOUT_NOISE, dropped=1, revealed=2)
     strategy, result = start(grid, rounds=1, plan=plan, mode="repair")
     assert strategy.rounds[0].survivors == NODES - 1
