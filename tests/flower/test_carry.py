@@ -10,10 +10,19 @@ import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from flower.grid import FIRST, SHAPES, FakeGrid, global_model, make_app, step_of, values
-from flower.test_resume import Killed
+from flower.grid import (
+    FIRST,
+    SHAPES,
+    FakeGrid,
+    Killed,
+    global_model,
+    make_app,
+    step_of,
+    survivors,
+    values,
+)
 from flower.test_tracker import Service, one_service, service  # noqa: F401
-from niss.accounting import LedgerFile, Plan
+from niss.accounting import Plan
 from niss.errors import ConfigError, ProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.state import ServerFolder
@@ -47,20 +56,15 @@ def model_of(summed: dict[int, set[int]], size: int = SIZE) -> np.ndarray:
     return moved
 
 
-def openings(grid: FakeGrid) -> dict[bytes, set[int]]:
-    """By message that opened a round: the numbers of the nodes that it was sent to."""
-    sent: dict[bytes, set[int]] = {}
-    for message in grid.sent:
-        record = message.content.config_records.get("niss")
-        if record is not None and record["stage"] == "round":
-            sent.setdefault(record["body"], set()).add((message.metadata.dst_node_id - FIRST) % 5000)
-    return sent
-
-
 def cohorts(grid: FakeGrid) -> dict[int, set[int]]:
     """By round, counted from 1, who was asked; every round was opened in one way alone."""
-    by_round = {decode(body).terms.round + 1: nodes for body, nodes in openings(grid).items()}
-    assert len(by_round) == len(openings(grid)), "a round was opened in two ways"
+    sent: dict[bytes, set[int]] = {}
+    for message in grid.sent:
+        record = message.content["niss"]
+        if record["stage"] == "round":
+            sent.setdefault(record["body"], set()).add((message.metadata.dst_node_id - FIRST) % 5000)
+    by_round = {decode(body).terms.round + 1: nodes for body, nodes in sent.items()}
+    assert len(by_round) == len(sent), "a round was opened in two ways"
     return by_round
 
 
@@ -81,7 +85,7 @@ def test_the_statement_covers_the_whole_run_and_the_nodes_books_agree(tmp_path):
     assert worst == pytest.approx(PRIVATE.epsilon, rel=0.05)
     assert worst <= PRIVATE.epsilon
     for number, client in enumerate(statement.clients):
-        ledger = LedgerFile.read(tmp_path / f"node-{number}" / "ledger.jsonl")
+        ledger = grid.ledger(FIRST + number)
         assert len(ledger.entries) == client.participations == 3
         assert ledger.spent("self") == pytest.approx(client.mu_joint, rel=1e-6)
 
@@ -152,32 +156,29 @@ SAVES = 1 + (2 + 2) + (1 + 2) + 2
 
 
 def test_with_a_tracker_that_is_restarted_and_a_server_that_is_killed(service: Service, tmp_path):  # noqa: F811
-    grid = FakeGrid(NODES, **{"niss-holder": service.holder}).keep_state(tmp_path)
+    grid = service.grid(NODES).keep_state(tmp_path)
     options = {"plan": WITHOUT_NOISE, "carry": True, "resume": tmp_path / "run"}
     first = service.strategy(**options)
 
-    def killed(message: Message) -> Message:
-        record = message.content["niss"]
-        if record["stage"] == "round" and decode(record["body"]).terms.round == 1:
-            service._processes.kill(service.process)
-            service.start()
+    def killed(message: Message) -> None:
+        if decode(message.content["niss"]["body"]).terms.round == 1:
+            service.restart()
             raise Killed
-        return message
 
-    grid.tamper = killed
+    grid.on_request("round", killed, node=None)
     with pytest.raises(Killed):
         start(first, grid)
     grid.tamper = lambda message: message
     second = service.strategy(**options)
     start(second, grid)
-    assert [one.survivors for one in second.rounds] == [SIZE, 0, SIZE]
+    assert survivors(second) == [SIZE, 0, SIZE]
     assert set(cohorts(grid)) == {1, 2, 3}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("save", range(SAVES))
 def test_killed_at_any_save_with_a_tracker(service: Service, tmp_path, monkeypatch, save):  # noqa: F811
-    grid = FakeGrid(NODES, **{"niss-holder": service.holder}).keep_state(tmp_path)
+    grid = service.grid(NODES).keep_state(tmp_path)
     options = {"plan": WITHOUT_NOISE, "carry": True, "resume": tmp_path / "run"}
     seen, write = [], ServerFolder.write
 
@@ -208,6 +209,6 @@ def test_a_node_has_no_room_for_a_second_run_but_for_all_of_the_first(tmp_path):
         del context.node_config["niss-uncalibrated"]
     first = carried(PRIVATE)
     start(first, grid)
-    assert [one.survivors for one in first.rounds] == [SIZE] * ROUNDS
+    assert survivors(first) == [SIZE] * ROUNDS
     with pytest.raises(ProtocolError, match="no round took place"):
         start(carried(PRIVATE), grid)

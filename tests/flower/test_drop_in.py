@@ -6,57 +6,47 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FIRST, FakeGrid, global_model, make_app, values
+from flower.grid import FIRST, PRIVATE, FakeGrid, make_app, play, survivors, values
 from niss.accounting import Plan
 from niss.errors import ConfigError
-from niss.flower import NissMod, NissStrategy
-
-WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, participations=3, neighbours=3)
-PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
-GRID = 2.0**-24
+from niss.flower import NissMod, NissStrategy, niss_mod
 
 
 def test_one_message_a_round_and_one_enrolment_a_run():
     grid = FakeGrid()
-    NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE).start(
-        grid, global_model(), num_rounds=3, timeout=1
-    )
+    play(grid, 3, plan=PRIVATE)
     stages = [message.content["niss"]["stage"] for message in grid.sent]
     assert stages == ["enrol"] * 6 + ["round"] * 18
 
 
 def test_evaluation_that_is_opened_passes_untouched():
     grid = FakeGrid(app=make_app([NissMod(allow=("evaluate",))]))
-    result = NissStrategy(FedAvg(), plan=PRIVATE).start(grid, global_model(), num_rounds=1, timeout=1)
+    _, result = play(grid, 1, FedAvg(), plan=PRIVATE)
     nodes = [(FIRST + number) % 1000 for number in range(6)]
     assert result.evaluate_metrics_clientapp[1]["node"] == pytest.approx(np.mean(nodes))
 
 
 def test_evaluation_that_nobody_opened_is_refused_and_the_run_goes_on():
-    grid, strategy = FakeGrid(), NissStrategy(FedAvg(), plan=PRIVATE)
-    result = strategy.start(grid, global_model(), num_rounds=2, timeout=1)
-    assert [one.survivors for one in strategy.rounds] == [6, 6]
+    strategy, result = play(FakeGrid(), 2, FedAvg(), plan=PRIVATE)
+    assert survivors(strategy) == [6, 6]
     assert not result.evaluate_metrics_clientapp
 
 
 def test_metrics_travel_only_where_the_client_says_so_and_the_statement_tells():
     open_app = make_app([NissMod(clear_metrics=("loss", "num-examples-not-this"))])
-    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE)
-    result = strategy.start(FakeGrid(app=open_app), global_model(), num_rounds=1, timeout=1)
+    strategy, result = play(FakeGrid(app=open_app), 1, plan=PRIVATE)
     assert result.train_metrics_clientapp[1]["loss"] == 0.5
     assert any("in the clear" in caveat and "loss" in caveat for caveat in strategy.statement.caveats)
 
 
 def test_the_upload_is_as_small_as_a_plain_one():
     """32-bit words on the grid: what is more is a few hundred bytes of keys and signatures."""
-    shape = {"layer": (199, 1001)}
-    model = ArrayRecord([np.zeros(shape["layer"], dtype=np.float32)])
-    app = _scaling_app()
-    grid = FakeGrid(app=app)
+    model, grid = ArrayRecord([np.zeros((199, 1001), dtype=np.float32)]), FakeGrid(app=_unmoved_app())
     NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PRIVATE).start(grid, model, num_rounds=1, timeout=1)
     body = grid.received[-1].content["niss-upload"]["body"].numpy()
     assert body.size < 1.01 * 4 * 199 * 1001
@@ -64,9 +54,8 @@ def test_the_upload_is_as_small_as_a_plain_one():
 
 def test_the_noise_is_there_and_as_large_as_reported():
     strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=replace(PRIVATE, neighbours=5.0))
-    app = _scaling_app()
     model = ArrayRecord([np.zeros(4000, dtype=np.float64)])
-    result = strategy.start(FakeGrid(app=app), model, num_rounds=1, timeout=1)
+    result = strategy.start(FakeGrid(app=_unmoved_app()), model, num_rounds=1, timeout=1)
     seen = values(result.arrays).std()
     assert strategy.rounds[0].noise.variance ** 0.5 == pytest.approx(seen, rel=0.1)
     spent = float(PRIVATE.round_mu(np.zeros(1, dtype=np.int64))[0])
@@ -76,13 +65,13 @@ def test_the_noise_is_there_and_as_large_as_reported():
 @pytest.mark.parametrize(
     "inner",
     [
-        lambda: flower.FedMedian(),
-        lambda: flower.FedTrimmedAvg(),
-        lambda: flower.Krum(),
-        lambda: flower.MultiKrum(),
-        lambda: flower.Bulyan(),
+        flower.FedMedian,
+        flower.FedTrimmedAvg,
+        flower.Krum,
+        flower.MultiKrum,
+        flower.Bulyan,
         lambda: flower.QFedAvg(client_learning_rate=0.1),
-        lambda: flower.FedXgbBagging(),
+        flower.FedXgbBagging,
         lambda: flower.DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 3),
     ],
 )
@@ -99,24 +88,14 @@ def test_a_plan_the_protocol_cannot_carry_out_is_refused():
         NissStrategy(FedAvg(), plan=PRIVATE, mode="hope")
 
 
-def _scaling_app(factor: float = 1.0):
-    """An app that multiplies floating-point arrays and counts up the others."""
-    from flwr.app import Array, Message, RecordDict
-    from flwr.clientapp import ClientApp
-
-    from niss.flower import niss_mod
-
+def _unmoved_app() -> ClientApp:
     app = ClientApp(mods=[niss_mod])
 
     @app.train()
     def train(message, context):  # noqa: ARG001
-        moved = {}
-        for name, array in message.content["arrays"].items():
-            now = array.numpy()
-            moved[name] = Array(
-                np.asarray(now * factor if now.dtype.kind == "f" else now + 1).astype(now.dtype)
-            )
-        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord({"num-examples": 3})})
-        return Message(content, reply_to=message)
+        metrics = MetricRecord({"num-examples": 3})
+        return Message(
+            RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message
+        )
 
     return app

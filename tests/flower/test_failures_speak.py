@@ -10,12 +10,9 @@ import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FakeGrid, global_model, make_app
-from niss.accounting import Plan
+from flower.grid import PRIVATE, FakeGrid, global_model, make_app
 from niss.errors import ConfigError, ProtocolError
 from niss.flower import NissMod, NissStrategy
-
-PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
 
 
 def charges(grid: FakeGrid) -> list[int]:
@@ -83,12 +80,10 @@ class TestAFunctionForMetrics:
         grid = FakeGrid()
         strategy = NissStrategy(inner(train_metrics_aggr_fn=self.of_loss), plan=PRIVATE)
 
-        def warned(message):
-            if message.content["niss"]["stage"] == "enrol":
-                assert "train_metrics_aggr_fn fails (KeyError: 'loss')" in caplog.text
-            return message
+        def warned(_message):
+            assert "train_metrics_aggr_fn fails (KeyError: 'loss')" in caplog.text
 
-        grid.tamper = warned
+        grid.on_request("enrol", warned)
         with caplog.at_level(logging.WARNING, "flwr"):
             result = start(strategy, grid)
         assert [one.survivors for one in strategy.rounds] == [6, 6]
@@ -119,18 +114,14 @@ def test_a_strategy_that_would_start_with_too_few_nodes_is_warned_of(caplog):
 
 
 class TestSpentClients:
-    ONCE = Plan(clip=0.5, epsilon=8.0, participations=1, neighbours=3, kappa=2.0)
+    ONCE = replace(PRIVATE, participations=1)
 
     def test_are_not_sampled_again(self):
         """Of twelve nodes six are drawn a round; drawn blindly they would be the other six once in 924 times."""
-        grid = FakeGrid(12)
-        strategy = NissStrategy(inner(fraction_train=0.5), plan=self.ONCE)
-        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
-        seen = [one.participants for one in strategy.rounds]
         strategy = NissStrategy(inner(fraction_train=0.5, min_train_nodes=6), plan=self.ONCE)
-        strategy.start(grid := FakeGrid(12), global_model(), num_rounds=2, timeout=1)
+        start(strategy, grid := FakeGrid(12))
         asked = [m.metadata.dst_node_id for m in grid.sent if m.content["niss"]["stage"] == "round"]
-        assert seen == [6]
+        assert [one.participants for one in strategy.rounds] == [6, 6]
         assert len(asked) == 12
         assert set(asked) == set(grid.contexts)
 
@@ -143,27 +134,23 @@ class TestSpentClients:
 
 
 class TestOutlook:
-    def run(self, caplog, plan: Plan, nodes: int) -> str:
-        with caplog.at_level(logging.INFO, "flwr"):
-            start(NissStrategy(inner(), plan=plan), FakeGrid(nodes))
-        return caplog.text
-
     def test_a_hopeless_plan_is_said_to_be_hopeless_before_anyone_is_charged(self, caplog):
         plan = replace(PRIVATE, epsilon=0.1)
         grid = FakeGrid()
 
-        def warned(message):
-            if message.content["niss"]["stage"] == "round":
-                assert "niss: Hopeless" in caplog.text
-            return message
+        def warned(_message):
+            assert "niss: Hopeless" in caplog.text
 
-        grid.tamper = warned
+        grid.on_request("round", warned)
         with caplog.at_level(logging.WARNING, "flwr"):
             start(NissStrategy(inner(), plan=plan), grid)
         assert caplog.text.count("niss: Hopeless") == 1
 
     def test_one_that_can_work_is_not_warned_of(self, caplog):
-        assert "Enough signal" in self.run(caplog, replace(PRIVATE, epsilon=10.0, neighbours=5), 12)
+        plan = replace(PRIVATE, epsilon=10.0, neighbours=5)
+        with caplog.at_level(logging.INFO, "flwr"):
+            start(NissStrategy(inner(), plan=plan), FakeGrid(12))
+        assert "Enough signal" in caplog.text
         assert "Hopeless" not in caplog.text
 
     def test_a_client_finds_the_norm_of_its_update_in_its_own_log_alone(self, caplog):

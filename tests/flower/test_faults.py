@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,20 +11,15 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FIRST, FakeGrid, global_model, make_app, step_of
-from niss.accounting import Plan
+from flower.grid import ODD, WITHOUT_NOISE, FakeGrid, global_model, make_app, step_of, values, with_body
 from niss.flower import NissStrategy, niss_mod
-from niss.session.ports import Stage
 
 NODES = 8
-ODD = FIRST + 3
-REPAIRED = Plan(tau2=0.0, clip=5.0, participations=3, neighbours=4, dropped=1, revealed=2)
-TOLERATED = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
+REPAIRED = replace(WITHOUT_NOISE, neighbours=4, dropped=1, revealed=2)
 
 
 def run(grid: FakeGrid, strategy: NissStrategy, rounds: int = 3) -> np.ndarray:
-    result = strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
-    return np.concatenate([array.numpy().ravel() for array in result.arrays.values()])
+    return values(strategy.start(grid, global_model(), num_rounds=rounds, timeout=1).arrays)
 
 
 def expected(present: list[set[int]]) -> np.ndarray:
@@ -35,24 +31,17 @@ def expected(present: list[set[int]]) -> np.ndarray:
     return np.concatenate([part.ravel() for part in weights.values()])
 
 
-def everyone(grid: FakeGrid) -> set[int]:
-    return set(grid.contexts)
-
-
 def repairing() -> NissStrategy:
     return NissStrategy(FedAvg(fraction_evaluate=0.0), plan=REPAIRED, mode="repair")
 
 
-def is_round(message: Message, number: int) -> bool:
-    return (
-        message.content["niss"]["stage"] == Stage.ROUND
-        and message.content["config"]["server-round"] == number
-    )
+def number_of(message: Message) -> object:
+    return message.content["config"]["server-round"]
 
 
 def check_goes_on(grid: FakeGrid, strategy: NissStrategy, lost_in: int, until: int) -> None:
     """Everyone is in the sum but the odd one, which misses the rounds from `lost_in` to before `until`."""
-    present = [everyone(grid) - ({ODD} if lost_in <= number < until else set()) for number in range(1, 4)]
+    present = [set(grid.contexts) - ({ODD} if lost_in <= number < until else set()) for number in range(1, 4)]
     np.testing.assert_allclose(run(grid, strategy), expected(present), rtol=0, atol=1e-5)
     assert [one.survivors for one in strategy.rounds] == [len(nodes) for nodes in present]
     assert all(one.exact for one in strategy.rounds)
@@ -61,12 +50,11 @@ def check_goes_on(grid: FakeGrid, strategy: NissStrategy, lost_in: int, until: i
 def test_a_node_killed_before_its_upload_is_repaired():
     grid, strategy = FakeGrid(NODES), repairing()
 
-    def kill(message: Message) -> Message:
-        if is_round(message, 2):
+    def kill(message: Message) -> None:
+        if number_of(message) == 2:
             grid.dead.add(ODD)
-        return message
 
-    grid.tamper = kill
+    grid.on_request("round", kill, node=None)
     check_goes_on(grid, strategy, lost_in=2, until=4)
     assert strategy.rounds[1].lost == {str(ODD): "Node unavailable"}
     assert strategy.rounds[2].participants == NODES - 1, "a node that is gone is not asked again"
@@ -82,33 +70,25 @@ def test_a_node_that_never_joins_is_left_out_after_two_tries():
     assert any(f"Node {ODD} was left out: did not join" in caveat for caveat in strategy.statement.caveats)
 
 
-def is_round_of(message: Message) -> bool:
-    return message.content["niss"]["stage"] == Stage.ROUND
-
-
 def test_a_stale_context_fails_closed():
     """The Context is saved after the reply has left: a crash in between brings the old one back."""
     grid, strategy = FakeGrid(NODES), repairing()
     before: dict[str, RecordDict] = {}
 
-    def restore(message: Message) -> Message:
-        if message.metadata.dst_node_id == ODD:
-            if is_round(message, 1):
-                before["state"] = copy.deepcopy(grid.contexts[ODD].state)
-            if is_round(message, 2):
-                grid.contexts[ODD].state = before["state"]
-        return message
+    def restore(message: Message) -> None:
+        if number_of(message) == 1:
+            before["state"] = copy.deepcopy(grid.contexts[ODD].state)
+        if number_of(message) == 2:
+            grid.contexts[ODD].state = before["state"]
 
-    grid.tamper = restore
+    grid.on_request("round", restore)
     check_goes_on(grid, strategy, lost_in=2, until=4)
     assert "state is at step 1" in strategy.rounds[1].lost[str(ODD)]
     assert any("left out: declined: this client's state" in caveat for caveat in strategy.statement.caveats)
 
 
-def _corrupted(reply: Message) -> None:
-    body = reply.content["niss-upload"]["body"].numpy().copy()
-    body[60] ^= 1  # Somewhere in the vector.
-    reply.content["niss-upload"] = ArrayRecord({"body": Array(body)})
+# Somewhere in the vector.
+_corrupted = with_body(lambda body: body[:60] + bytes([body[60] ^ 1]) + body[61:])
 
 
 def _bare(reply: Message) -> None:
@@ -119,13 +99,11 @@ def _bare(reply: Message) -> None:
 def test_a_reply_that_is_not_what_the_node_sent_is_not_summed(spoil, why):
     grid, strategy = FakeGrid(NODES), repairing()
 
-    def mangle(reply: Message) -> Message:
-        sent = next(one for one in grid.sent if one.metadata.message_id == reply.metadata.reply_to_message_id)
-        if sent.metadata.dst_node_id == ODD and is_round_of(sent) and is_round(sent, 2):
+    def second(reply: Message) -> None:
+        if number_of(grid.sent[-1]) == 2:
             spoil(reply)
-        return reply
 
-    grid.mangle = mangle
+    grid.on_reply("round", second)
     check_goes_on(grid, strategy, lost_in=2, until=3)
     assert why in strategy.rounds[1].lost[str(ODD)]
 
@@ -144,7 +122,7 @@ def test_a_training_that_fails_becomes_an_update_of_zero(fault):
 
     grid.apps[ODD] = app
     weights = run(grid, strategy, rounds=1)
-    start, others = expected([]), everyone(grid) - {ODD}
+    start, others = expected([]), set(grid.contexts) - {ODD}
     wanted = start + (expected([others]) - start) * (NODES - 1) / NODES
     np.testing.assert_allclose(weights, wanted, rtol=0, atol=1e-5)
     assert strategy.rounds[0].lost == {}
@@ -160,11 +138,10 @@ def test_a_node_that_comes_later_is_enrolled_then():
     grid, strategy = FakeGrid(NODES), repairing()
     late = grid.contexts.pop(ODD)
 
-    def arrive(message: Message) -> Message:
-        if is_round_of(message) and is_round(message, 1):
+    def arrive(message: Message) -> None:
+        if number_of(message) == 1:
             grid.contexts[ODD] = late
-        return message
 
-    grid.tamper = arrive
+    grid.on_request("round", arrive, node=None)
     run(grid, strategy)
     assert [one.survivors for one in strategy.rounds] == [NODES - 1, NODES, NODES]

@@ -15,23 +15,27 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from flower.grid import FIRST, SHAPES, FakeGrid, arrays, global_model, step_of, values
-from niss.accounting import LedgerFile, Plan
+from flower.grid import (
+    FIRST,
+    PRIVATE,
+    SHAPES,
+    WITHOUT_NOISE,
+    FakeGrid,
+    Killed,
+    arrays,
+    global_model,
+    step_of,
+    values,
+)
+from niss.accounting import LedgerFile
 from niss.errors import ConfigError, PrivacyError, ProtocolError, RunFolderError
 from niss.flower import NissStrategy, niss_mod
 from niss.flower.state import ServerFolder
 from niss.protocol import Identity, create_keyfile
 
 ROUNDS, NODES = 3, 5
-WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, participations=ROUNDS, neighbours=3)
-REPAIRED = replace(WITHOUT_NOISE, dropped=1, revealed=2)
-PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=ROUNDS, neighbours=3, kappa=2.0)
 # A save when the run begins and one with the first evaluation; three a round.
 SAVES = 3 * ROUNDS + 1
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing in the server may run after it but what frees locks."""
 
 
 def renumbered(grid: FakeGrid, by: int = 5000) -> FakeGrid:
@@ -66,7 +70,7 @@ def model_after(rounds: list[int]) -> np.ndarray:
 
 def charged_rounds(folder: Path) -> list[list[int]]:
     """By node, the rounds in its ledger, counted from 1."""
-    ledgers = [folder / f"node-{number}" / "ledger.jsonl" for number in range(NODES)]
+    ledgers = [folder / str(FIRST + number) / "ledger.jsonl" for number in range(NODES)]
     return [
         [entry.basis["round"] + 1 for entry in LedgerFile.read(one).entries] if one.exists() else []
         for one in ledgers
@@ -188,12 +192,10 @@ def test_dtypes_and_whole_numbers_go_on(tmp_path):
 def test_a_run_whose_only_round_was_lost_says_so(tmp_path):
     grid = FakeGrid(NODES).keep_state(tmp_path)
 
-    def dying(reply):
-        if grid.sent[-1].content["niss"]["stage"] == "round":
-            raise Killed
-        return reply
+    def dying(_reply):
+        raise Killed
 
-    grid.mangle = dying
+    grid.on_reply("round", dying, node=None)
     with pytest.raises(Killed):
         strategy(tmp_path / "run").start(grid, global_model(), num_rounds=1, timeout=1)
     with pytest.raises(ProtocolError, match="no round took place: the server ended while it was open"):

@@ -8,14 +8,12 @@ import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FakeGrid, global_model, perhaps_without_a_round
-from flower.test_trust import with_folders
+from flower.grid import FakeGrid, global_model, perhaps_without_a_round, with_body
 from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import Limits, NissStrategy
@@ -56,6 +54,14 @@ class Service:
             assert time.monotonic() < end, self.process.last_output()
             time.sleep(0.05)
 
+    def restart(self) -> None:
+        self._processes.kill(self.process)
+        self.start()
+
+    def grid(self, nodes: int = 6, **config) -> FakeGrid:
+        """Nodes that pin its holder."""
+        return FakeGrid(nodes, **{"niss-holder": self.holder, **config})
+
     @property
     def holder(self) -> str:
         lines = [line for line in self.process.log.read_text().splitlines() if line.startswith('{"url"')]
@@ -81,19 +87,21 @@ def service(one_service):
     return one_service
 
 
+def run(strategy: NissStrategy, grid: FakeGrid, rounds: int = 1) -> None:
+    with perhaps_without_a_round():
+        strategy.start(grid, global_model(), num_rounds=rounds, timeout=1)
+
+
 def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):
-    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    grid = service.grid()
     strategy = service.strategy()
 
-    def restart(message: Message) -> Message:
-        last = message.metadata.dst_node_id == list(grid.contexts)[-1]
-        if last and message.content["niss"]["stage"] == "round" and len(strategy.rounds) == 1:
-            service._processes.kill(service.process)
-            service.start()
-        return message
+    def restart(_message: Message) -> None:
+        if len(strategy.rounds) == 1:
+            service.restart()
 
-    grid.tamper = restart
-    strategy.start(grid, global_model(), num_rounds=3, timeout=1)
+    grid.on_request("round", restart, node=list(grid.contexts)[-1])
+    run(strategy, grid, 3)
     assert [one.survivors for one in strategy.rounds] == [6, 6, 6]
     caveats = "\n".join(strategy.statement.caveats)
     assert "The server holds the beacon itself" not in caveats
@@ -102,9 +110,9 @@ def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):
 
 def test_who_joins_pays_for_every_graph_of_the_chain(service):
     """Each attempt at each round is another graph, and each may turn out well for colluders."""
-    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    grid = service.grid()
     strategy = service.strategy(replace(PLAN, attempts=4))
-    strategy.start(grid, global_model(), num_rounds=3, timeout=1)
+    run(strategy, grid, 3)
     failure = strategy.plan.corruption.failure
     assert failure > 0.0
     for context in grid.contexts.values():
@@ -113,20 +121,19 @@ def test_who_joins_pays_for_every_graph_of_the_chain(service):
 
 
 def test_a_server_that_is_killed_goes_on_with_the_same_tracker(service, tmp_path):
-    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    grid = service.grid()
     first = service.strategy(resume=tmp_path / "run")
 
-    def killed(message: Message) -> Message:
-        if message.content["niss"]["stage"] == "round" and len(first.rounds) == 1:
+    def killed(_message: Message) -> None:
+        if len(first.rounds) == 1:
             raise KeyboardInterrupt
-        return message
 
-    grid.tamper = killed
+    grid.on_request("round", killed, node=None)
     with pytest.raises(KeyboardInterrupt):
-        first.start(grid, global_model(), num_rounds=3, timeout=1)
+        run(first, grid, 3)
     grid.tamper = lambda message: message
     again = service.strategy(resume=tmp_path / "run")
-    again.start(grid, global_model(), num_rounds=3, timeout=1)
+    run(again, grid, 3)
     assert [one.survivors for one in again.rounds] == [6, 0, 6]
     assert "the server ended" in again.rounds[1].skipped
 
@@ -135,7 +142,7 @@ def test_a_round_that_was_seated_and_told_to_nobody_is_skipped_and_not_charged(
     service, tmp_path, monkeypatch
 ):
     """The tracker lets nobody sit down twice: a killed server may not look at graphs until it likes one."""
-    grid = FakeGrid(6, **{"niss-holder": service.holder})
+    grid = service.grid()
     opened = Session._open
 
     def killed_once_open(session: Session, begun, nodes):
@@ -146,11 +153,11 @@ def test_a_round_that_was_seated_and_told_to_nobody_is_skipped_and_not_charged(
 
     monkeypatch.setattr(Session, "_open", killed_once_open)
     with pytest.raises(KeyboardInterrupt):
-        service.strategy(resume=tmp_path / "run").start(grid, global_model(), num_rounds=3, timeout=1)
+        run(service.strategy(resume=tmp_path / "run"), grid, 3)
     monkeypatch.undo()
     grid.dead.add(next(iter(grid.contexts)))
     again = service.strategy(resume=tmp_path / "run")
-    again.start(grid, global_model(), num_rounds=3, timeout=1)
+    run(again, grid, 3)
     assert [one.survivors for one in again.rounds] == [6, 0, 5]
     assert "the tracker refused" in again.rounds[1].skipped
     assert len(again.session.books.charges) == 2
@@ -162,13 +169,12 @@ def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, 
     monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.01)
     grid, strategy = FakeGrid(6), service.strategy()
 
-    def kill(message: Message) -> Message:
-        if message.content["niss"]["stage"] == "round" and service.process.running:
+    def kill(_message: Message) -> None:
+        if service.process.running:
             service._processes.kill(service.process)
-        return message
 
-    grid.tamper = kill
-    strategy.start(grid, global_model(), num_rounds=2, timeout=1)
+    grid.on_request("round", kill, node=None)
+    run(strategy, grid, 2)
     first, second = strategy.rounds
     assert first.survivors == 6, "the uploads stand although nobody can tell the tracker"
     assert "does not answer" in second.skipped
@@ -178,16 +184,11 @@ def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, 
 def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):
     grid, strategy = FakeGrid(6), service.strategy()
 
-    def lie(message: Message) -> Message:
-        record = message.content["niss"]
-        if record["stage"] == "enrol":
-            proposal = replace(read_proposal(record["body"]), anchor=bytes(32))
-            record["body"] = proposal.signed(strategy._identity)
-        return message
+    def lie(body: bytes) -> bytes:
+        return replace(read_proposal(body), anchor=bytes(32)).signed(strategy._identity)
 
-    grid.tamper = lie
-    with perhaps_without_a_round():
-        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    grid.on_request("enrol", with_body(lie), node=None)
+    run(strategy, grid)
     assert strategy.rounds[0].skipped
     assert set(strategy.session.members.left_out.values()) == {"declined: the tracker cannot be used"}
 
@@ -218,8 +219,7 @@ def test_an_address_of_the_servers_choice_tells_it_nothing(service, monkeypatch)
             return message
 
         grid.tamper = lie
-        with perhaps_without_a_round():
-            strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+        run(strategy, grid)
         assert len(strategy.session.members.left_out) == 2
         reasons |= set(strategy.session.members.left_out.values())
     assert reasons == {"declined: the tracker cannot be used"}
@@ -238,7 +238,7 @@ def test_a_pinned_tracker_is_the_only_one_that_is_spoken_to(service, monkeypatch
     grid = FakeGrid(4, **{"niss-tracker": "https://tracker.example:8443"})
     for node in list(grid.contexts)[:3]:
         grid.contexts[node].node_config["niss-tracker"] = service.url + "/"
-    strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    run(strategy, grid)
     assert strategy.rounds[0].survivors == 3
     assert set(asked) == {service.url}
     (why,) = strategy.session.members.left_out.values()
@@ -248,8 +248,7 @@ def test_a_pinned_tracker_is_the_only_one_that_is_spoken_to(service, monkeypatch
 def test_where_an_authority_is_set_the_tracker_must_speak_https(service, tmp_path):
     grid = FakeGrid(3, **{"niss-tracker-ca": str(tmp_path / "ca.crt")})
     strategy = service.strategy()
-    with perhaps_without_a_round():
-        strategy.start(grid, global_model(), num_rounds=1, timeout=1)
+    run(strategy, grid)
     assert set(strategy.session.members.left_out.values()) == {
         "declined: the tracker of this run is not the one this node expects"
     }
@@ -260,19 +259,16 @@ def test_where_an_authority_is_set_the_tracker_must_speak_https(service, tmp_pat
 def test_runs_with_a_pinned_holder_are_paid_for_and_then_refused(service, tmp_path):
     """A plan pays for four chains; with the fifth a server would have seen more graphs than delta allows for."""
     plan = replace(PLAN, participations=8)
-    grid = FakeGrid(6, **{"niss-holder": service.holder})
-    with_folders(grid, tmp_path / "nodes")
+    grid = service.grid().keep_state(tmp_path / "nodes")
     survivors = []
     for _ in range(5):
         strategy = service.strategy(plan)
-        with perhaps_without_a_round():
-            strategy.start(grid, global_model(), num_rounds=2, timeout=1)
+        run(strategy, grid, 2)
         survivors += [one.survivors for one in strategy.rounds]
     assert survivors == [6] * 8 + [0, 0]
     why = "declined: this client's own limits or its ledger do not allow it"
     assert set(strategy.session.members.left_out.values()) == {why}
-    for context in grid.contexts.values():
-        home = Path(context.node_config["niss-state"])
-        notes = json.loads((home / "notes").read_bytes())
+    for node in grid.contexts:
+        notes = json.loads((grid.home(node) / "notes").read_bytes())
         assert notes["failing"] == 4
         assert notes["failures"] == pytest.approx(0.1 * plan.delta)
