@@ -16,7 +16,7 @@ NEEDED = (
     "niss/py.typed",
     "niss/randomness/normal_table.f64le",
     "niss/report/style.css",
-    "niss/report/templates/bands.svg.j2",
+    "niss/report/templates/graph.svg.j2",
     "niss/ui/assets/style.css",
     "niss/local/app/pyproject.toml",
     "niss/local/app/flower_app/task.py",

@@ -19,7 +19,7 @@ def test_the_demo_shows_what_it_claims(tmp_path):
     assert lines["niss-kappa-4"]["accuracy"] > 0.82
     assert lines["niss-carried"]["accuracy"] > lines["central-dp"]["accuracy"]
     assert lines["dp-fedavg"]["accuracy"] < 0.35
-    noise = {result.label: result.metrics[-1]["model_noise_variance"] for result in comparison}
+    noise = {result.label: result.rounds[-1].model_noise_variance for result in comparison}
     assert noise["niss-carried"] < 0.35 * noise["central-dp"]
     for line in lines.values():
         if line["aggregate_variance_predicted"]:
