@@ -1,6 +1,6 @@
 """The methods that can be run and compared, one object each, and the distortions of shares likewise.
 
->>> method_named("central-dp").trusts_server
+>>> METHODS["central-dp"].trusts_server
 True
 >>> [name for name, method in METHODS.items() if method.shares_noise]
 ['niss', 'niss-carried']
@@ -10,7 +10,6 @@ A new method is a file with a subclass of `Method`, and a line below.
 
 from __future__ import annotations
 
-from niss.checks import require_one_of
 from niss.mechanism import DISTORTIONS, Distortion, distortion_named
 from niss.methods.base import (
     RELATIONS,
@@ -18,11 +17,9 @@ from niss.methods.base import (
     Method,
     NoiseHistory,
     PlainRows,
-    RoundShares,
     UploadRows,
     client_sensitivity,
     marginal_mu,
-    marginal_variance,
     mu_of,
     of_participants,
     server_adversary,
@@ -32,10 +29,7 @@ from niss.methods.fedavg import DpFedAvg, FedAvg
 from niss.methods.look import Look
 from niss.methods.niss import Niss, NissCarried
 from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
-from niss.methods.sharing import (
-    enough_neighbours,
-    too_sparse,
-)
+from niss.methods.sharing import enough_neighbours, too_sparse
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -50,12 +44,6 @@ METHODS: dict[str, Method] = {
         NissCarried(),
     )
 }  # fmt: skip
-
-
-def method_named(name: str) -> Method:
-    """The method of that name. Raises ConfigError for an unknown one; `METHODS.get(name)` does not."""
-    require_one_of(name, METHODS, field="method")
-    return METHODS[name]
 
 
 def look_of(method: str, *, protected: bool = True) -> Look:
@@ -79,7 +67,6 @@ __all__ = [
     "Method",
     "NoiseHistory",
     "PlainRows",
-    "RoundShares",
     "SecAggDdg",
     "UploadRows",
     "client_sensitivity",
@@ -89,8 +76,6 @@ __all__ = [
     "enough_uploads",
     "look_of",
     "marginal_mu",
-    "marginal_variance",
-    "method_named",
     "mu_of",
     "of_participants",
     "server_adversary",

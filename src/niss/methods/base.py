@@ -114,10 +114,8 @@ class PlainRows:
     def add_shares(self, edges: Edges, **settings: Any) -> Rows | None:
         return add_shares(self.rows, edges, **settings)
 
-    def add_spread(
-        self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream
-    ) -> None:
-        add_spread(self.rows, seats, variance, common, stream)
+    def add_spread(self, *noise: Any) -> None:
+        add_spread(self.rows, *noise)
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class RoundShares:
 
 @dataclass(frozen=True)
 class NoiseHistory:
-    """What a server needs to know of the noise of earlier rounds in order to correlate with it.
+    """What a server draws its noise from, and what it needs to know of earlier rounds in order to correlate with it.
 
     stream_of  the stream that the noise of a round (from 0) is drawn from
     kept       noise of the latest rounds; what is missing, as after an interruption, is drawn again
@@ -245,16 +243,9 @@ class Method(ABC):
         return round
 
     def add_server_noise(  # noqa: B027
-        self,
-        total: FloatArray,
-        round: RoundPlan,
-        stream: SimStream,
-        history: NoiseHistory | None = None,
+        self, total: FloatArray, round: RoundPlan, history: NoiseHistory
     ) -> None:
-        """Add what a trusted server adds to the sum before releasing it, in place.
-
-        history  of the rounds before, where there were any
-        """
+        """Add what a trusted server adds to the sum before releasing it, in place."""
 
     def loses(self, round: RoundPlan) -> bool:
         """Whether nothing comes of a round that lost its absent seats."""

@@ -22,7 +22,6 @@ from niss.mechanism import add_gaussian, poisson_epsilon, poisson_multiplier
 from niss.mechanism.noise import BandedRoot, banded_root
 from niss.methods.base import FloatArray, IntArray, Method, NoiseHistory
 from niss.methods.look import BROWN, DASH_DOT, DASHED, ORANGE, SHORT, VERMILION, Look
-from niss.randomness import SimStream
 from niss.settings import Count, settings
 
 if TYPE_CHECKING:
@@ -45,14 +44,9 @@ class CentralDp(Method):
     trusts = "the server, which sees every bare update"
     trusts_server = True
 
-    def add_server_noise(
-        self,
-        total: FloatArray,
-        round: RoundPlan,
-        stream: SimStream,
-        history: NoiseHistory | None = None,
-    ) -> None:
-        add_gaussian(total, float(np.sqrt(round.aggregate_variance)), stream.child("server"))
+    def add_server_noise(self, total: FloatArray, round: RoundPlan, history: NoiseHistory) -> None:
+        stream = history.stream_of(round.number).child("server")
+        add_gaussian(total, float(np.sqrt(round.aggregate_variance)), stream)
 
     def joint_variance(self, round: RoundPlan) -> FloatArray:
         return np.full(round.participants.size, round.aggregate_variance)
@@ -186,15 +180,7 @@ class CentralMf(CentralDp):
         """The law of the noise over the rounds of a run."""
         return banded_root(plan.planned_rounds, plan.separation, self.bands, plan.participations)
 
-    def add_server_noise(
-        self,
-        total: FloatArray,
-        round: RoundPlan,
-        stream: SimStream,
-        history: NoiseHistory | None = None,
-    ) -> None:
-        if history is None:
-            history = NoiseHistory(lambda number: stream.child("round", number))
+    def add_server_noise(self, total: FloatArray, round: RoundPlan, history: NoiseHistory) -> None:
         total += math.sqrt(self._scale2(round)) * self._unit_noise(total.size, round, history)
 
     def _unit_noise(self, size: int, round: RoundPlan, history: NoiseHistory) -> FloatArray:
@@ -250,7 +236,7 @@ class CentralMf(CentralDp):
             "variance of a single round says little."
         )
         return (
-            (gain,)
+            gain
             if mean < 1.0
-            else ("Clients may return at once, so that correlating the noise gains nothing.",)
+            else "Clients may return at once, so that correlating the noise gains nothing.",
         )

@@ -35,11 +35,7 @@ from niss.methods.base import (
     server_adversary,
 )
 from niss.methods.look import BLUE, GREEN, Look
-from niss.methods.sharing import (
-    everyone,
-    too_sparse,
-    why_no_bound,
-)
+from niss.methods.sharing import everyone, too_sparse, why_no_bound
 from niss.randomness import SimStream
 from niss.views import EXACT_LIMIT, Corruption, WorstCase, calibrate_for, effective_variance, worst_case
 
@@ -76,17 +72,7 @@ class Niss(Method):
     has_protocol = True
     carrying = "niss-carried"
     settings = frozenset(
-        (
-            "kappa",
-            "neighbours",
-            "graph",
-            "groups",
-            "distortion",
-            "tau2",
-            "colluders",
-            "revealed",
-            "dropped",
-        )
+        ("kappa", "neighbours", "graph", "groups", "distortion", "tau2", "colluders", "revealed", "dropped")
     )
 
     def share(
@@ -336,10 +322,8 @@ class Niss(Method):
                 "In a random list clients receive unequal numbers of shares: the worst-off client decides the epsilon, "
                 "and the aggregate variance differs from Theorem 2."
             )
-        return (*caveats, *(self._run_caveats(plan) if self.carries else ()))
-
-    def _run_caveats(self, plan: Plan) -> list[str]:
-        caveats = []
+        if not self.carries:
+            return tuple(caveats)
         if plan.participants is not None and (run := plan.committed(plan.participants)).private:
             rounds = ", ".join(str(number + 1) for number in run.worst.rounds)
             costliest = f"what the costliest allowed participations cost, in the rounds {rounds}"
@@ -351,7 +335,7 @@ class Niss(Method):
             )
         if plan.separation == 1:
             caveats.append("Clients return at once, so that carrying noise gains nothing.")
-        return caveats
+        return tuple(caveats)
 
     def ledger_basis(self, plan: Plan) -> dict[str, Any]:
         if not self.carries:

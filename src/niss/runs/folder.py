@@ -307,32 +307,30 @@ def _report(
     named = [part for part in (settings[0], config) if isinstance(part, dict)]
     name = next((part["name"] for part in named if isinstance(part.get("name"), str)), folder.resolve().name)
     title = name if is_comparison or methods[0].label == name else f"{name}: {methods[0].label}"
-    target = _find_number(settings, "target_epsilon")
+    target = find_number(settings, "target_epsilon")
     # A summary that says null has no target; only where there is no summary the configuration speaks.
     if "methods" not in settings[0] and not target and isinstance(config, dict):
         privacy = config.get("privacy")
-        target = _find_number([privacy], "epsilon") if isinstance(privacy, dict) else None
+        target = find_number([privacy], "epsilon") if isinstance(privacy, dict) else None
+    found: dict[str, Any] = {
+        name: _find_text(settings, name) for name in ("created", "unit", "relation", "dataset", "split")
+    }
+    for key in ("rounds", "clients", "participants", "model_parameters"):
+        number = find_number(settings, key)
+        found[key] = None if number is None else int(number)
     return ReportInput(
         folder=folder,
         name=name,
         title=_find_text(settings, "title") or title,
-        created=_find_text(settings, "created"),
         niss_version=_find_text(settings, "niss_version")
         or _find_text([manifest.get("versions") or {}], "niss"),
-        rounds=_find_whole(settings, "rounds"),
-        clients=_find_whole(settings, "clients"),
-        participants=_find_whole(settings, "participants"),
-        model_parameters=_find_whole(settings, "model_parameters"),
-        delta=_find_number(settings, "delta"),
+        delta=find_number(settings, "delta"),
         target_epsilon=target,
-        unit=_find_text(settings, "unit"),
-        relation=_find_text(settings, "relation"),
-        dataset=_find_text(settings, "dataset"),
-        split=_find_text(settings, "split"),
         methods=tuple(methods),
         is_comparison=is_comparison,
         finished=finished,
         notes=tuple(notes),
+        **found,
     )
 
 
@@ -473,14 +471,10 @@ def _candidates(settings: Sequence[JsonObject], key: str) -> list[Any]:
     return values
 
 
-def _find_number(settings: Sequence[JsonObject], key: str) -> float | None:
+def find_number(settings: Sequence[JsonObject], key: str) -> float | None:
+    """The first finite number of that name in files of a folder; anything else counts as absent."""
     numbers = (value for value in _candidates(settings, key) if type(value) in (int, float))
     return next((float(value) for value in numbers if _is_finite(value)), None)
-
-
-def _find_whole(settings: Sequence[JsonObject], key: str) -> int | None:
-    value = _find_number(settings, key)
-    return None if value is None else int(value)
 
 
 def _find_text(settings: Sequence[JsonObject], key: str) -> str | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from niss.claims import NO_GUARANTEE, best_guess_percent, odds_in_words, rounded_up
 from niss.errors import PrivacyError, RunFolderError
 from niss.files import LEDGER, PRIVACY, JsonObject
-from niss.runs.folder import MethodResult, read_object, read_report_input
+from niss.runs.folder import MethodResult, find_number, read_object, read_report_input
 
 if TYPE_CHECKING:
     from niss.accounting import LedgerFile
@@ -105,7 +105,7 @@ def promise_of(method: MethodResult) -> PromiseInWords | None:
 def _amount(method: MethodResult, statement: JsonObject) -> str:
     """Epsilon and delta as the table prints them; in words where there is no number."""
     epsilon = format_epsilon(method, method.epsilon_joint)
-    delta = _number(statement, "delta")
+    delta = find_number([statement], "delta")
     if method.epsilon_joint is None or not method.is_private:
         return epsilon[0].upper() + epsilon[1:]
     return f"ε = {rounded_up(method.epsilon_joint)}" + ("" if delta is None else f", δ = {delta:.3g}")
@@ -113,19 +113,12 @@ def _amount(method: MethodResult, statement: JsonObject) -> str:
 
 def _odds(method: MethodResult, statement: JsonObject) -> tuple[str, str] | tuple[None, None]:
     """The bound on a guess, as a sentence and alone; closer where charges are Gaussian and their mu is on record."""
-    delta = _number(statement, "delta")
+    delta = find_number([statement], "delta")
     if method.epsilon_joint is None or delta is None:
         return None, None
     claim = (method.epsilon_joint, delta, _worst_mu(statement))
     unit, relation = (str(statement.get(name) or usual) for name, usual in _HIDDEN.items())
     return odds_in_words(*claim, unit=unit, relation=relation), best_guess_percent(*claim)
-
-
-def _number(statement: JsonObject, key: str) -> float | None:
-    """A finite number of the statement; anything else, in a file that was changed by hand, counts as absent."""
-    value = statement.get(key)
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known and value is not None else None
 
 
 def _worst_mu(statement: JsonObject) -> float | None:
@@ -156,7 +149,7 @@ def _server(method: MethodResult) -> str:
 
 
 def _budget(method: MethodResult, statement: JsonObject) -> str | None:
-    budget = _number(statement, "budget_epsilon")
+    budget = find_number([statement], "budget_epsilon")
     # Where the claim is not a sum of charges, budget and claim are about different observers.
     if budget is None or method.epsilon_joint is None or _worst_mu(statement) is None:
         return None

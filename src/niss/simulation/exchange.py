@@ -88,7 +88,7 @@ class Simulated:
         # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
         total = uploads.total(here)
         if federation.trainer.ranks.first:
-            method.add_server_noise(total, plan, noise, federation.history)
+            method.add_server_noise(total, plan, federation.history)
 
         lost, balance = method.loses(plan), plan.balance()
         predicted = 0.0 if lost else method.left_over_variance(plan)
