@@ -133,36 +133,3 @@ class TestRuns:
         for place in lost:
             assert found[place].below_clip is None
             assert found[place + 1].clip == found[place].clip
-
-
-class TestRefusals:
-    @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.correlates])
-    def test_where_noise_of_one_round_is_taken_out_in_another(self, method) -> None:
-        with pytest.raises(ConfigError, match="takes noise of one round out in another") as refused:
-            small_config(
-                privacy=ADAPTIVE,
-                methods=[{"name": method}],
-                training={"participants": 6, "sampling": "cyclic"},
-            )
-        assert refused.value.field == "privacy.quantile"
-
-    def test_where_samples_are_clipped(self) -> None:
-        with pytest.raises(ConfigError, match="norms of whole updates"):
-            small_config(privacy={**ADAPTIVE, "unit": "record"}, training={"participants": 6, "epochs": 1})
-
-    @pytest.mark.parametrize(
-        ("changed", "match"),
-        [
-            ({"first_clip": 5.0}, "times the largest clip"),
-            ({"quantile": 1.0}, "less than 1"),
-            ({"quantile": None}, "stays as it is without a quantile"),
-        ],
-    )
-    def test_numbers_that_do_not_go_together(self, changed, match) -> None:
-        with pytest.raises(ConfigError, match=match):
-            small_config(privacy={**ADAPTIVE, **changed})
-
-    def test_a_plan_from_the_planner_keeps_the_quantile(self) -> None:
-        config = small_config(privacy=ADAPTIVE)
-        kept = config.with_plan(config.plan(config.methods[0])).privacy
-        assert (kept.quantile, kept.first_clip) == (0.5, 0.1)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import niss
+from niss.methods import METHODS
 from niss.settings import to_values
 from niss.simulation import Config, load_config, make_config, preset, with_overrides
 from support.federation import small_config
@@ -82,48 +83,108 @@ def test_the_demo_takes_part_six_times():
     assert preset("demo").participations == 6
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"privacy": {"epsiln": 3}}, "privacy.epsiln: unknown key\nhint: did you mean 'epsilon'?"),
-        ({"rouns": 3}, "rouns: unknown key\nhint: did you mean 'rounds'?"),
-        ({"methods": [{"tau": 1}]}, "methods.0.tau: unknown key\nhint: did you mean 'tau2'?"),
-        ({"privacy": {"epsilon": -1}}, "privacy.epsilon: Input should be greater than 0"),
-        ({"methods": [{"tau2": -1}]}, "methods.0.tau2: Input should be greater than or equal to 0"),
-        ({"methods": [{"name": "nis"}]}, "did you mean 'niss'?"),
-        ({"methods": []}, "methods"),
-        (
-            {"training": {"participants": 2000}},
-            "training.participants: 2000 in a round, but there are only 1000 clients",
-        ),
-        ({"training": {"participants": 1}}, "training.participants"),
-        ({"privacy": {"unit": "record"}}, "training.epochs"),
-        ({"privacy": {"mechanism": "classical"}}, "allow_invalid"),
-        ({"privacy": {"epsilon": [1.0, 2.0]}}, "privacy.epsilon: 2 values for 1000 clients"),
-        ({"privacy": {"delta": 1.5}}, "privacy.delta"),
-        (
-            {"methods": [{"distortion": "scalar"}]},
-            "methods.tau2: only the additive distortion can be calibrated",
-        ),
-        ({"methods": [{"graph": "coalition"}]}, "methods.groups: a coalition graph needs groups"),
-        ({"methods": [{"name": "niss"}, {"name": "niss"}]}, "its own label"),
-        ({"methods": [{"label": "../up"}]}, "name of a folder"),
-    ],
+SIX = {"participants": 6}
+ADAPTIVE = {"epsilon": 20.0, "clip": 4.0, "quantile": 0.5, "first_clip": 0.1}
+CARRIED, SECRET, CORRELATED = (
+    [{"name": "niss-carried"}],
+    [{"name": "central-dp-sampled"}],
+    [{"name": "central-mf"}],
 )
-def test_a_fault_is_named_with_its_fix(values, message):
-    with pytest.raises(niss.errors.ConfigError) as caught:
-        make_config(values)
-    assert message in str(caught.value)
+MULTIPLIED = [{"name": "niss", "neighbours": 3, "distortion": "scalar", "tau2": 0.1}]
+REFUSED = [
+    # One key: unknown, out of range, no name.
+    ({"privacy": {"epsiln": 3}}, r"privacy.epsiln: unknown key\nhint: did you mean 'epsilon'\?"),
+    ({"rouns": 3}, r"rouns: unknown key\nhint: did you mean 'rounds'\?"),
+    ({"methods": [{"tau": 1}]}, r"methods.0.tau: unknown key\nhint: did you mean 'tau2'\?"),
+    ({"privacy": {"epsilon": -1}}, "privacy.epsilon: Input should be greater than 0"),
+    ({"methods": [{"tau2": -1}]}, "methods.0.tau2: Input should be greater than or equal to 0"),
+    ({"methods": [{"name": "nis"}]}, r"did you mean 'niss'\?"),
+    ({"methods": []}, "methods"),
+    ({"training": {"participants": 1}}, "training.participants"),
+    ({"privacy": {"delta": 1.5}}, "privacy.delta"),
+    ({"methods": [{"label": "../up"}]}, "name of a folder"),
+    # Clients and how they are drawn.
+    ({"training": {"participants": 20}}, "training.participants: 20 in a round, but there are only 12 clients"),
+    ({"privacy": {"epsilon": [1.0, 2.0]}}, "privacy.epsilon: 2 values for 12 clients"),
+    ({"methods": [{"tau2": [0.1, 0.2]}]}, "methods.tau2: 2 values for 12 clients"),
+    ({"privacy": {"colluders": 5}}, "privacy.colluders: 5 of 6 participants leave nobody"),
+    ({"privacy": {"unit": "record"}}, "training.epochs"),
+    ({"training": {"participants": 5, "sampling": "cyclic"}}, "do not make whole cohorts"),
+    ({"training": {"participants": 3, "sampling": "uniform", "separation": 5}}, "ask for at most 4"),
+    ({"training": {"participants": 3, "sampling": "cyclic", "separation": 5}}, "ask for at most 4"),
+    ({"training": {"participants": 3, "sampling": "shuffled", "separation": 2}}, "again in the next round"),
+    ({"training": {"participants": 3, "sampling": "poisson", "separation": 2}}, "again in the next round"),
+    ({"training": {"participants": 3, "sampling": "poisson", "weights": "declared"}}, "who else takes part"),
+    # The server's optimiser.
+    ({"training": {**SIX, "server_momentum": 0.9}}, "training.server_momentum"),
+    ({"training": {**SIX, "server_optimizer": "momentum", "server_beta2": 0.9}}, "training.server_beta2"),
+    ({"training": {**SIX, "server_optimizer": "momentum", "server_epsilon": 0.1}}, "training.server_epsilon"),
+    ({"training": {**SIX, "server_optimizer": "adam", "server_momentum": 1.0}}, "training.server_momentum"),
+    ({"training": {**SIX, "server_optimizer": "adam", "server_epsilon": 0.0}}, "training.server_epsilon"),
+    ({"training": {**SIX, "server_optimizer": "fedadam"}}, "training.server_optimizer"),
+    # The promise, and a clip that follows the norms.
+    ({"privacy": {"mechanism": "classical"}}, "allow_invalid"),
+    ({"privacy": {**ADAPTIVE, "first_clip": 5.0}}, "times the largest clip"),
+    ({"privacy": {**ADAPTIVE, "quantile": 1.0}}, "less than 1"),
+    ({"privacy": {**ADAPTIVE, "quantile": None}}, "stays as it is without a quantile"),
+    ({"privacy": {**ADAPTIVE, "unit": "record"}, "training": {**SIX, "epochs": 1}}, "norms of whole updates"),
+    *(
+        ({"privacy": ADAPTIVE, "methods": [{"name": name}], "training": {**SIX, "sampling": "cyclic"}},
+         "^privacy.quantile: .*takes noise of one round out in another")
+        for name, method in METHODS.items() if method.correlates
+    ),
+    # Shares.
+    ({"methods": [{"distortion": "scalar"}]}, "methods.tau2: only the additive distortion can be calibrated"),
+    ({"methods": [{"graph": "coalition"}]}, "methods.groups: a coalition graph needs groups"),
+    ({"methods": [{"name": "niss"}, {"name": "niss"}]}, "its own label"),
+    ({"methods": MULTIPLIED, "protocol": {"mode": "repair", "dropout": 0.1}}, r"(?s)methods\.distortion.*additive"),
+    # What carried shares cannot promise.
+    ({"methods": CARRIED, "training": {"participants": 5}}, "whole cohorts"),
+    ({"methods": CARRIED, "training": {**SIX, "sampling": "uniform"}}, "may return at once"),
+    ({"methods": CARRIED, "training": {**SIX, "weights": "declared"}}, "all have to weigh the same"),
+    ({"methods": CARRIED, "privacy": {"scope": "round"}}, "whole training"),
+    ({"methods": CARRIED, "privacy": {"participations": 1}}, "its turn comes 2 times"),
+    ({"methods": CARRIED, "privacy": {"unit": "record"}, "training": {**SIX, "epochs": 1}}, "whole clients"),
+    ({"methods": CARRIED, "privacy": {"epsilon": [3.0] * 12}}, "one target for all"),
+    ({"methods": CARRIED, "training": {**SIX, "server_rate_schedule": "linear"}}, "the rate has changed"),
+    ({"methods": [{**CARRIED[0], "graph": "regular"}]}, "everyone shares with everyone .got 'regular'"),
+    ({"methods": [{**CARRIED[0], "graph": "random"}]}, "everyone shares with everyone .got 'random'"),
+    ({"methods": [{**CARRIED[0], "distortion": "scalar", "tau2": 0.1}]}, "additive"),
+    ({"methods": [{"name": "central-dp", "carry": True}]}, "no shares that could be carried"),
+    # What the rivals cannot promise.
+    ({"methods": [{"name": "central-mf", "bands": 3}]}, "3 bands, but a client may return after 2 rounds"),
+    ({"methods": CORRELATED, "training": {**SIX, "sampling": "uniform"}}, "may return at once"),
+    ({"methods": CORRELATED, "training": {"participants": 5}}, "whole cohorts"),
+    ({"methods": CORRELATED, "privacy": {"scope": "round"}}, "whole training"),
+    ({"methods": SECRET, "privacy": {"scope": "round"}}, "whole training"),
+    ({"methods": SECRET, "privacy": {"participations": 2}}, "secret draw"),
+    ({"methods": SECRET, "privacy": {"relation": "replace-one"}}, "zero-out"),
+    ({"methods": SECRET, "training": {**SIX, "weights": "declared"}}, "who else takes part"),
+    ({"methods": SECRET, "privacy": {"epsilon": [3.0] * 12}}, "one number"),
+    ({"methods": [{"name": "secagg-ddg", "threshold": 7}]}, "7 uploads of 6"),
+    ({"methods": [{"name": "secagg-ddg", "threshold": 2}], "privacy": {"colluders": 2}}, "nobody whose noise"),
+    # What the dataset cannot do, before it is loaded.
+    ({"data": {"dataset": "mnist", "split": "natural"}}, "^data.split: "),
+    ({"data": {"dataset": "shakespeare", "split": "iid"}}, "^data.split: "),
+    ({"data": {"dataset": "shakespeare", "clients": 628}}, "^data.clients: "),
+    ({"data": {"dataset": "shakespeare"}, "training": {"participants": 700}}, r"only 627 clients\nhint: lower it$"),
+    ({"data": {"dataset": "shakespeare"}, "training": {"participants": 50, "sampling": "cyclic"}},
+     r"divides them, or data.clients = 600$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_a_fault_is_named_with_its_fix(changes, message):
+    with pytest.raises(niss.errors.ConfigError, match=message):
+        small_config(**changes)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"methods": [{"graph": "random"}]}, "methods.graph: .* not 'random'.*use graph = 'regular'"),
-        (
-            {"methods": [{"graph": "coalition", "groups": [[0, 1], [2, 3]]}]},
-            "methods.graph: .* not 'coalition'.*use graph = 'regular'",
-        ),
+        ({"methods": [{"graph": "coalition", "groups": [[0, 1], [2, 3]]}]},
+         "methods.graph: .* not 'coalition'.*use graph = 'regular'"),
         ({"methods": [{"graph": "complete"}]}, "methods.neighbours: 10 shares .* use neighbours = 199"),
         ({"methods": [{"distortion": "scalar", "tau2": 0.3}]}, "methods.distortion: .* 'additive'"),
         ({"methods": [{"distortion": "coordinate", "tau2": 0.3}]}, "methods.distortion: .* 'additive'"),
@@ -133,33 +194,11 @@ def test_a_fault_is_named_with_its_fix(values, message):
         ({"privacy": {"unit": "nbafl"}}, "privacy.unit: .* use unit = 'client'"),
         ({"training": {"weights": "declared"}}, "training.weights: .* use weights = 'equal'"),
     ],
-)
+)  # fmt: skip
 def test_what_the_protocol_would_ignore_is_refused(values, message):
     make_config(values)
     with pytest.raises(niss.errors.ConfigError, match="(?s)" + message):
         make_config({**values, "exchange": "protocol"})
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"training": {"participants": 5}}, "whole cohorts"),
-        ({"training": {"participants": 6, "sampling": "uniform"}}, "may return at once"),
-        ({"training": {"participants": 6, "weights": "declared"}}, "all have to weigh the same"),
-        ({"privacy": {"scope": "round"}}, "whole training"),
-        ({"privacy": {"participations": 1}}, "its turn comes 2 times"),
-        ({"privacy": {"unit": "record"}, "training": {"participants": 6, "epochs": 1}}, "whole clients"),
-        ({"privacy": {"epsilon": tuple([3.0] * 12)}}, "one target for all"),
-        ({"training": {"participants": 6, "server_rate_schedule": "linear"}}, "the rate has changed"),
-        ({"methods": [{"name": "niss-carried", "graph": "regular"}]}, "everyone shares with everyone"),
-        ({"methods": [{"name": "niss-carried", "distortion": "scalar", "tau2": 0.1}]}, "additive"),
-        ({"methods": [{"name": "niss-carried", "graph": "random"}]}, "everyone shares with everyone .got 'random"),
-        ({"methods": [{"name": "central-dp", "carry": True}]}, "no shares that could be carried"),
-    ],
-)  # fmt: skip
-def test_what_carried_shares_cannot_promise_is_refused(changes, fault):
-    with pytest.raises(niss.errors.ConfigError, match=fault):
-        small_config(**{"methods": [{"name": "niss-carried"}], **changes})
 
 
 @pytest.mark.parametrize(
@@ -175,22 +214,24 @@ def test_what_the_protocol_can_do_is_accepted(method):
     assert make_config({"exchange": "protocol", "methods": [method]}).exchange == "protocol"
 
 
+def test_what_stands_beside_a_refusal_is_accepted():
+    small_config(methods=MULTIPLIED, protocol={"mode": "tolerate", "dropout": 0.1})
+    cyclic = {"participants": 50, "sampling": "cyclic"}
+    make_config({"data": {"dataset": "shakespeare", "clients": 600}, "training": cyclic})
+
+
 def test_a_plan_and_the_settings_made_of_it_say_the_same():
-    plan = niss.Plan(
-        epsilon=2.0,
-        participations=4,
-        kappa=3.0,
-        neighbours=7.0,
-        tau2=0.25,
-        colluders=2,
-        relation="replace-one",
-    )
+    shares = {"kappa": 3.0, "neighbours": 7.0, "tau2": 0.25, "colluders": 2}
+    plan = niss.Plan(epsilon=2.0, participations=4, relation="replace-one", **shares)
     config = Config().with_plan(plan)
     assert config.plan(config.methods[0]) == plan
     calibrated = replace(plan, method="dp-fedavg", tau2=None)
     config = Config().with_plan(calibrated)
     assert config.methods[0].tau2 == "calibrated"
     assert config.plan(config.methods[0]) == calibrated
+    adaptive = small_config(privacy=ADAPTIVE)
+    kept = adaptive.with_plan(adaptive.plan(adaptive.methods[0])).privacy
+    assert (kept.quantile, kept.first_clip) == (0.5, 0.1)
 
 
 def test_carry_is_the_same_as_the_name_and_a_config_can_be_written_and_read():

@@ -12,7 +12,7 @@ from niss.accounting import RoundPlan
 from niss.randomness import SimStream
 from niss.simulation.federation import absent_seats, can_repair
 from niss.simulation.uploads import HostUploads
-from support.federation import small_config
+from support.federation import WideRun, small_config
 
 ROOMY = {"epsilon": 50.0, "clip": 1.0, "revealed": 8, "dropped": 5}
 TWELVE = {"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
@@ -129,8 +129,60 @@ def test_without_distortion_a_repaired_round_is_the_survivors_mean(given):
         np.testing.assert_allclose(shared.state_dict[name].numpy(), weights.numpy(), atol=1e-3)
 
 
-def test_multiplied_shares_cannot_be_taken_out_again():
-    multiplied = [{"name": "niss", "neighbours": 3, "distortion": "scalar", "tau2": 0.1}]
-    with pytest.raises(niss.errors.ConfigError, match=r"(?s)methods\.distortion.*additive"):
-        small_config(protocol={"mode": "repair", "dropout": 0.1}, methods=multiplied)
-    small_config(protocol={"mode": "tolerate", "dropout": 0.1}, methods=multiplied)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("mode", ["tolerate", "repair"])
+def test_what_dropouts_leave_of_carried_noise_in_the_model_is_as_predicted(
+    monkeypatch, mode, closing, optimizer
+):
+    """Momentum lets it fade."""
+    training = {"server_rate": 0.7, "server_optimizer": optimizer}
+    training |= {"server_momentum": 0.6} if optimizer == "momentum" else {}
+    watched = WideRun(
+        monkeypatch,
+        {"name": "niss-carried", "closing": closing},
+        training=training,
+        protocol={"dropout": 0.35, "mode": mode},
+        privacy={"epsilon": 3.0, "clip": 0.5, "dropped": 2},
+    )
+    lines, statement = watched.result.rounds, watched.result.statement
+    assert sum(line.dropped for line in lines) >= 4
+    predicted = [line.model_noise_variance for line in lines]
+    # Six deviations of a mean of squares over all coordinates.
+    close = 6.0 * np.sqrt(2.0 / watched.models.shape[1])
+    np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=close)
+    assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
+    repaired = [line.exact for line in lines if line.dropped]
+    assert any(repaired) == (mode == "repair")
+    if optimizer == "momentum":
+        assert not any(line.carried_variance for line in lines), "no later round takes out just that"
+        assert any(f"the model has {predicted[-1]:.2g}" in caveat for caveat in statement.caveats)
+    elif all(repaired):
+        fresh = 0.7**2 * watched.plans[0].residual_variance[0]
+        left = sum(4 - line.dropped for line in lines) + 4 * closing
+        assert predicted[-1] <= fresh * left + 1e-12
+
+
+def test_dropouts_of_carried_noise_are_planned_for():
+    """What is repaired does not stay in the model, so much can be carried; where nothing is, little."""
+    ratios, residuals = {}, {}
+    for label, protocol in {
+        "none": {},
+        "tolerate": {"dropout": 0.1},
+        "repair": {"dropout": 0.1, "mode": "repair"},
+    }.items():
+        config = small_config(
+            rounds=100,
+            data={"clients": 1000},
+            training={"participants": 100, "sampling": "cyclic"},
+            protocol=protocol,
+            methods=[{"name": "niss-carried"}],
+        )
+        plan = config.plan(config.methods[0])
+        noise = plan.committed(100).noise
+        ratios[label], residuals[label] = noise.carried / noise.residual, noise.residual
+        assert (plan.dropped, plan.revealed) == ((27, 27) if label == "repair" else (0, 0))
+        assert noise.known == plan.dropped
+    assert ratios["tolerate"] < 0.3 * ratios["none"]
+    assert ratios["repair"] > 0.8 * ratios["none"]
+    assert residuals["repair"] > residuals["none"]

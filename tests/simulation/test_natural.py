@@ -74,20 +74,6 @@ def test_participations_are_counted_from_the_clients_of_the_dataset():
     assert config.participations == 2  # six whole cohorts of 100 among 627
 
 
-@pytest.mark.parametrize(
-    ("data", "field"),
-    [
-        ({"dataset": "mnist", "split": "natural"}, "data.split"),
-        ({"dataset": "shakespeare", "split": "iid"}, "data.split"),
-        ({"dataset": "shakespeare", "clients": 628}, "data.clients"),
-    ],
-)
-def test_what_the_dataset_cannot_do_is_refused_before_it_is_loaded(data, field):
-    with pytest.raises(ConfigError) as caught:
-        make_config({"data": data})
-    assert caught.value.field == field
-
-
 def test_every_client_holds_the_samples_it_owns(written):
     (materials,) = gather_together([config_of(split="natural", clients=6, dataset="mine")], written)
     assert materials.clients.sizes.tolist() == list(SIZES)
@@ -177,15 +163,6 @@ def test_a_run_on_clients_of_their_own_with_a_model_of_ones_own(monkeypatch):
     )
     result = niss.run(config, model=NextLetter)
     assert result.accuracy > 0.6
-
-
-def test_what_does_not_fit_the_clients_of_a_dataset_names_a_way_out():
-    with pytest.raises(ConfigError, match=r"only 627 clients\nhint: lower it$"):
-        make_config({"data": {"dataset": "shakespeare"}, "training": {"participants": 700}})
-    cyclic = {"participants": 50, "sampling": "cyclic"}
-    with pytest.raises(ConfigError, match=r"divides them, or data.clients = 600$"):
-        make_config({"data": {"dataset": "shakespeare"}, "training": cyclic})
-    make_config({"data": {"dataset": "shakespeare", "clients": 600}, "training": cyclic})
 
 
 def test_a_model_of_another_kind_is_refused_before_anything_is_downloaded(monkeypatch):

@@ -174,39 +174,3 @@ def test_all_methods_are_compared_on_the_same_clients(tmp_path, given):
             assert 7.9 < result.epsilon <= 8.0 * (1 + 1e-9)
     _, rows = summary_rows(read_report_input(tmp_path / "all"))
     assert len(rows) == len(METHODS)
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        (
-            {"methods": [{"name": "central-mf", "bands": 3}]},
-            "3 bands, but a client may return after 2 rounds",
-        ),
-        (
-            {"methods": [{"name": "central-mf"}], "training": {"participants": 6, "sampling": "uniform"}},
-            "may return at once",
-        ),
-        ({"methods": [{"name": "central-mf"}], "training": {"participants": 5}}, "whole cohorts"),
-        ({"methods": [{"name": "central-mf"}], "privacy": {"scope": "round"}}, "whole training"),
-        ({"methods": [{"name": "central-dp-sampled"}], "privacy": {"scope": "round"}}, "whole training"),
-        ({"methods": [{"name": "central-dp-sampled"}], "privacy": {"participations": 2}}, "secret draw"),
-        ({"methods": [{"name": "central-dp-sampled"}], "privacy": {"relation": "replace-one"}}, "zero-out"),
-        (
-            {
-                "methods": [{"name": "central-dp-sampled"}],
-                "training": {"participants": 6, "weights": "declared"},
-            },
-            "who else takes part",
-        ),
-        ({"methods": [{"name": "central-dp-sampled"}], "privacy": {"epsilon": [3.0] * 12}}, "one number"),
-        ({"methods": [{"name": "secagg-ddg", "threshold": 7}]}, "7 uploads of 6"),
-        (
-            {"methods": [{"name": "secagg-ddg", "threshold": 2}], "privacy": {"colluders": 2}},
-            "nobody whose noise is unknown",
-        ),
-    ],
-)
-def test_what_a_rival_cannot_promise_is_refused_before_it_runs(changes, fault):
-    with pytest.raises(niss.errors.ConfigError, match=fault):
-        small_config(**changes)

@@ -9,15 +9,21 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
 import niss
-from niss.accounting import LedgerFile
+from niss.accounting import LedgerFile, forecast
+from niss.attacks.rounds import simulate_round
+from niss.cli.account import _notes
+from niss.errors import ConfigError, PrivacyError
+from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.methods import METHODS
 from niss.randomness import SimStream
 from niss.settings import to_values
-from support.federation import small_config
+from niss.simulation.federation import aggregation_weights, choose_participants
+from niss.views import RoundNoise, RunNoise, run_mu2
+from support.federation import WideRun, small_config
 
 TWELVE = {"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
 
@@ -55,23 +61,226 @@ def test_fedavg_equals_a_hand_written_average(given):
     assert torch.allclose(learned["weight"], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["dp-fedavg", "central-dp", "niss"])
-def test_measured_noise_agrees_with_the_prediction(method):
-    """Chi-square interval over all coordinates of one round; false-alarm rate 1e-6."""
-    model = nn.Linear(400, 50)
-    generator = SimStream(1).generator()
-    data = [(generator.standard_normal((3, 400), dtype=np.float32), np.array([0, 1, 2])) for _ in range(8)]
-    config = small_config(
-        rounds=1,
-        training={"participants": 8, "epochs": 1, "batch_size": 10, "learning_rate": 0.01},
-        privacy={"epsilon": 1.0, "clip": 0.5},
-        methods=[{"name": method, "neighbours": 3}],
+CARRIED = {"name": "niss-carried"}
+COHORT, ROUNDS, APART = 4, 7, 3  # of 12 clients, as a `WideRun` has them
+COORDINATES = 400 * 50 + 50
+# Six deviations of a mean of squares over all coordinates: a false alarm has a probability of 2e-9.
+CLOSE = 6.0 * math.sqrt(2.0 / COORDINATES)
+MOMENTUM = {"server_optimizer": "momentum", "server_momentum": 0.6}
+
+
+def noise_of(watched: WideRun) -> RunNoise:
+    """The graphs and variances of the run, for the accountant."""
+    rounds = []
+    for number, one in enumerate(watched.plans):
+        carried = None
+        if one.after is not None and number + 1 < ROUNDS:
+            carried = ShareGraph.complete((COHORT, COHORT)), METHODS["niss-carried"]._share(one)
+        rounds.append(
+            RoundNoise(
+                clients=tuple(one.participants.tolist()),
+                shares=one.graph,
+                unit_variance=one.unit_variance,
+                residual=one.residual_variance,
+                carried=carried,
+            )
+        )
+    return RunNoise(tuple(rounds))
+
+
+def covariance(run: RunNoise) -> np.ndarray:
+    """Sigma over all uploads of all rounds, edge by edge, with nothing of the package but the edges."""
+    starts = np.cumsum([0, *(len(one.clients) for one in run.rounds)])
+    sigma = np.diag(np.concatenate([np.broadcast_to(one.residual, len(one.clients)) for one in run.rounds]))
+    for number, one in enumerate(run.rounds):
+        groups = [(one.shares, one.unit_variance)]
+        if one.carried is not None:
+            groups.append(one.carried)
+        for graph, variance in groups:
+            for a, b, weight in zip(graph.senders, graph.receivers, graph.weights, strict=True):
+                u, v = a + starts[number], b + starts[number + graph.between]
+                sigma[u, u] += weight * variance
+                sigma[v, v] += weight * variance
+                sigma[[u, v], [v, u]] -= weight * variance
+    return sigma
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "niss", "graph": "complete"}, CARRIED, {**CARRIED, "carried_to_residual": 4.0, "kappa": 2.0}],
+    ids=["within rounds", "carried", "given ratio"],
+)
+def test_the_uploads_of_all_rounds_have_the_covariance_that_is_accounted_for(monkeypatch, method):
+    watched = WideRun(monkeypatch, method)
+    run = noise_of(watched)
+    sigma = covariance(run)
+    rows = np.concatenate(watched.uploads)
+    measured = rows @ rows.T / COORDINATES
+    scale = np.sqrt(np.diag(sigma))
+    assert np.all(np.abs(measured - sigma) < CLOSE * np.outer(scale, scale))
+    assert (np.abs(sigma[0, COHORT]) > 0.0) == (method["name"] == "niss-carried")
+
+    # What is stated for each client is what an own computation finds.
+    moved, precision = 0.5 / COHORT, np.linalg.inv(sigma)
+    found = run_mu2(run, sensitivity=moved)
+    for client in watched.result.statement.clients:
+        places = [place for vertex, place in run.places.items() if vertex[0] == client.client]
+        own = moved**2 * precision[np.ix_(places, places)].sum()
+        assert found[client.client] == pytest.approx(own, rel=1e-9)
+        assert own == pytest.approx(client.mu_joint**2, rel=1e-9)
+    most = max(client.mu_joint for client in watched.result.statement.clients)
+    assert most <= gdp_mu(3.0, 0.98e-5) * (1.0 + 1e-9)
+    assert watched.result.epsilon <= 3.0 * (1.0 + 1e-9)
+    if "kappa" not in method:
+        # A simulation has no grid, and states what it spent with the part of delta that a grid would have had.
+        assert watched.result.epsilon == pytest.approx(gdp_epsilon(gdp_mu(3.0, 0.98e-5), 1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("colluders", [1, 2])
+def test_against_colluders_the_statement_is_the_cost_of_any_that_many(monkeypatch, colluders):
+    watched = WideRun(monkeypatch, CARRIED, privacy={"epsilon": 3.0, "clip": 0.5, "colluders": colluders})
+    run = noise_of(watched)
+    known = {
+        int(client)
+        for one in watched.plans[:APART]
+        for client in one.participants[1 : 1 + colluders]
+    }  # fmt: skip
+    found = run_mu2(run, colluders=known, sensitivity=0.5 / COHORT)
+    for client in watched.result.statement.clients:
+        if client.client not in known:
+            assert found[client.client] == pytest.approx(client.mu_joint**2, rel=1e-9)
+    assert f"up to {colluders} participants" in watched.result.statement.words
+
+
+def test_carried_noise_in_the_model_is_as_planned_and_below_a_trusted_servers(monkeypatch):
+    watched = WideRun(monkeypatch, {**CARRIED, "kappa": 50.0})
+    predicted = [line.model_noise_variance for line in watched.result.rounds]
+    planned = forecast(carry=True, participants=COHORT, clients=12, rounds=ROUNDS, kappa=50.0, clip=0.5)
+    np.testing.assert_allclose(predicted, planned.noise, rtol=1e-9)
+    assert np.mean(predicted) < np.mean(planned.noise_central)
+    lines = watched.result.rounds
+    assert [line.carried_variance > 0.0 for line in lines] == [True] * (ROUNDS - 1) + [False]
+    assert any("ended early" in caveat for caveat in watched.result.statement.caveats)
+
+
+@pytest.mark.parametrize("optimizer", [{}, MOMENTUM], ids=["sgd", "momentum"])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        (name, schedule)
+        for name, method in METHODS.items()
+        for schedule in ("constant", "linear", "cosine")
+        if method.private and (schedule == "constant" or not method.correlates)
+    ],
+)
+def test_every_method_predicts_the_noise_in_its_model(monkeypatch, name, schedule, optimizer):
+    training = {"server_rate": 0.7, "server_rate_schedule": schedule, **optimizer}
+    watched = WideRun(monkeypatch, {"name": name}, training=training)
+    predicted = [line.model_noise_variance for line in watched.result.rounds]
+    np.testing.assert_allclose(np.mean(watched.models**2, axis=1), predicted, rtol=CLOSE)
+    for line in watched.result.rounds:
+        assert line.aggregate_variance == pytest.approx(line.aggregate_variance_predicted, rel=CLOSE)
+
+
+@pytest.mark.parametrize("learning", [False, True])
+@pytest.mark.parametrize("closing", [False, True])
+def test_without_fresh_noise_the_model_ends_where_fedavg_ends(monkeypatch, closing, learning):
+    """Whatever the clients learned."""
+    training = {"server_rate": 0.7}
+
+    def updates(number, shape):
+        return learning * 0.4 * SimStream(number).generator().standard_normal(shape) / math.sqrt(shape[1])
+
+    carried = WideRun(
+        monkeypatch, {**CARRIED, "tau2": 0.0, "closing": closing}, updates=updates, training=training
     )
-    result = niss.run(config, model=model, clients=data, test=data[0])
-    line = result.rounds[0]
-    count = 400 * 50 + 50
-    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], count) / count
-    assert low < line.aggregate_variance / line.aggregate_variance_predicted < high
+    plain = WideRun(monkeypatch, {"name": "fedavg"}, updates=updates, training=training)
+    noise = np.abs(carried.models - plain.models).max(axis=1)
+    assert noise[:-1].min() > 0.02
+    assert noise[-1] < 1e-5 * noise.max()
+    assert (np.abs(plain.models[-1]).max() > 1e-3) == learning
+    assert carried.result.epsilon is None
+    assert "cancel exactly" in carried.result.statement.words
+
+
+def test_what_is_under_way_is_all_but_the_fresh_noise(monkeypatch):
+    watched = WideRun(monkeypatch, CARRIED, training={"server_rate": 0.7})
+    fresh = 0.0
+    for number, line in enumerate(watched.result.rounds):
+        fresh += 0.7**2 * watched.plans[number].residual_variance.sum()
+        left = line.model_noise_variance - line.carried_variance
+        assert left == pytest.approx(fresh, rel=1e-9)
+
+
+def test_a_participation_is_charged_what_it_adds_over_the_whole_run(tmp_path, given):
+    config = small_config(methods=[{"name": "niss", "carry": True}], privacy={"epsilon": 8.0, "clip": 1.0})
+    assert config.methods[0].title == "niss-carried"
+    niss.run(config, out=tmp_path / "run", **given)
+    ledger = LedgerFile.read(tmp_path / "run" / "ledger.jsonl")
+    plan = config.plan(config.methods[0]).committed(6)
+    taken: dict[str, list[int]] = {}
+    for entry in ledger.entries:
+        for client, charged in entry.charges.items():
+            past = taken.setdefault(client, [])
+            both = [*past, entry.round - 1]
+            added = plan.matrix[np.ix_(both, both)].sum() - plan.matrix[np.ix_(past, past)].sum()
+            assert charged.mu2 == pytest.approx(added, rel=1e-9)
+            past.append(entry.round - 1)
+        assert entry.basis == {
+            "method": "niss-carried", "heuristic": False, "colluders": 0, "dropped": 0, "rounds": 4, "separation": 2,
+            "pattern": "cyclic",
+        }  # fmt: skip
+    assert max(ledger.spent(client) for client in ledger.clients) == pytest.approx(plan.mu, rel=1e-9)
+    statement = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert "a run of 4 committed rounds" in statement["words"]
+    assert "exactly 2 rounds apart" in statement["words"]
+    notes = " ".join(_notes(ledger, None))
+    assert "adds to mu^2 over the whole committed run of 4 rounds" in notes
+    assert "exactly 2 rounds apart" in notes
+
+
+def test_a_single_round_of_a_carried_run_is_no_target_of_an_attack():
+    plan = niss.Plan(method="niss-carried", graph="complete", horizon=4, separation=2, participations=2)
+    with pytest.raises(ConfigError, match="about a whole run"):
+        simulate_round(np.zeros((4, 3)), plan, stream=SimStream(1))
+
+
+def test_random_cohorts_that_rest_are_charged_for_their_own_pattern(given):
+    config = small_config(
+        rounds=9,
+        training={"participants": 3, "sampling": "uniform", "separation": 2, "epochs": 1},
+        methods=[{"name": "niss-carried"}],
+        privacy={"epsilon": 8.0, "clip": 1.0},
+    )
+    result = niss.run(config, **given)
+    assert "at least 2 rounds apart" in result.statement.words
+    (budget,) = [one for one in result.statement.caveats if one.startswith("The budget")]
+    assert "in the rounds 1, " in budget
+    plan = config.plan(config.methods[0]).committed(3)
+    assert plan.pattern == "any"
+    patterns: dict[int, list[int]] = {client: [] for client in range(12)}
+    for number in range(9):
+        rested = np.array([all(number - one >= 2 for one in patterns[client]) for client in range(12)])
+        drawn = choose_participants(
+            number, sampling="uniform", size=3, eligible=rested, stream=SimStream(3).child("participants")
+        )
+        for client in drawn.tolist():
+            patterns[client].append(number)
+    for client in result.statement.clients:
+        rounds = patterns[client.client]
+        assert client.mu_joint**2 == pytest.approx(plan.matrix[np.ix_(rounds, rounds)].sum(), rel=1e-9)
+    assert result.epsilon <= 8.0
+
+
+def test_a_charge_outside_the_committed_pattern_is_refused():
+    config = small_config(methods=[CARRIED])
+    run = config.plan(config.methods[0]).committed(6)
+    with pytest.raises(PrivacyError, match="comes 1 after round 0"):
+        run.charge(1, [0])
+    with pytest.raises(PrivacyError, match="past the committed end"):
+        run.charge(4, [0, 2])
+    with pytest.raises(PrivacyError, match="past the committed end"):
+        run.cost(4, [])
 
 
 def test_aggregate_noise_per_method_is_in_the_predicted_order(given):
@@ -172,7 +381,7 @@ def test_a_spent_budget_keeps_clients_out(given):
     statement = niss.run(config, **given).statement
     assert max(client.participations for client in statement.clients) <= 2
     longer = small_config(**{**to_values(config), "rounds": 9})
-    with pytest.raises(niss.errors.PrivacyError, match="budget left"):
+    with pytest.raises(PrivacyError, match="budget left"):
         niss.run(longer, **given)
 
 
@@ -214,8 +423,6 @@ def test_a_target_per_round_pays_for_every_round_in_which_the_bound_on_colluders
 
 
 def test_declared_sizes_weight_the_clients_and_are_capped():
-    from niss.simulation.federation import aggregation_weights
-
     sizes = np.array([10, 20, 100])
     assert aggregation_weights(sizes, rule="equal", cap=None) == pytest.approx([1 / 3] * 3)
     assert aggregation_weights(sizes, rule="declared", cap=None) == pytest.approx(sizes / 130)

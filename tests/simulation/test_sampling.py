@@ -97,22 +97,6 @@ def drawn_by(config, number: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("training", "fault"),
-    [
-        ({"participants": 5, "sampling": "cyclic"}, "do not make whole cohorts"),
-        ({"participants": 3, "sampling": "uniform", "separation": 5}, "ask for at most 4"),
-        ({"participants": 3, "sampling": "cyclic", "separation": 5}, "ask for at most 4"),
-        ({"participants": 3, "sampling": "shuffled", "separation": 2}, "again in the next round"),
-        ({"participants": 3, "sampling": "poisson", "separation": 2}, "again in the next round"),
-        ({"participants": 3, "sampling": "poisson", "weights": "declared"}, "who else takes part"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(training: dict, fault: str) -> None:
-    with pytest.raises(niss.errors.ConfigError, match=fault):
-        small_config(training={**TRAINING, **training})
-
-
-@pytest.mark.parametrize(
     ("sampling", "separation", "most"),
     [
         ("shuffled", None, 3),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import niss
-from niss.errors import ConfigError
 from niss.methods import METHODS
 from niss.randomness import SimStream
 from niss.runs import SumNoise
@@ -123,22 +122,6 @@ def test_two_sums_in_one_step_have_the_noise_of_both() -> None:
     assert joined.variance == pytest.approx(expected[2, 2])
     assert joined.covariances == pytest.approx((expected[2, 1], expected[2, 0]))
     assert noises[2].joined(SumNoise(2.0)) == SumNoise(covariance[2, 2] + 2.0, noises[2].covariances)
-
-
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"server_momentum": 0.9}, "server_momentum"),
-        ({"server_optimizer": "momentum", "server_beta2": 0.9}, "server_beta2"),
-        ({"server_optimizer": "momentum", "server_epsilon": 0.1}, "server_epsilon"),
-        ({"server_optimizer": "adam", "server_momentum": 1.0}, "server_momentum"),
-        ({"server_optimizer": "adam", "server_epsilon": 0.0}, "server_epsilon"),
-        ({"server_optimizer": "fedadam"}, "server_optimizer"),
-    ],
-)
-def test_settings_that_the_optimiser_does_not_have_are_refused(settings: dict, field: str) -> None:
-    with pytest.raises(ConfigError, match=f"training.{field}"):
-        small_config(training={"participants": 6, **settings})
 
 
 class TestRuns:
