@@ -30,11 +30,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (draw.standard_normal((6, 5)).astype(np.float32), draw.integers(0, 3, 6).astype(np.int64))
         for _ in range(13)
     ]
-    methods = [
-        {"name": "niss", "neighbours": 3},
-        {"name": "fedavg"},
-        {"name": "central-dp", "label": "a trusted one"},
-    ]
+    trusting = {"name": "central-dp", "label": "a trusted one"}
+    methods = [{"name": "niss", "neighbours": 3}, {"name": "fedavg"}, trusting]
     config = small_config(methods=methods, data={"clients": 12})
     niss.compare(config, out=folder, model=nn.Linear(5, 3), clients=clients[:12], test=clients[12])
     return folder

@@ -17,20 +17,27 @@ README_RUN = [
     *("run", "--dataset", "mnist-mini", "--model", "mlp", "--split", "iid", "--method", "niss"),
     *("--tau2", "0.3", "--rounds", "2", "--seed", "1"),
 ]
-SMALL = [
-    "--clients",
-    "40",
+SMALL = ["--clients", "40", "--participants", "10"]
+SMALL += ["--set", "data.samples_per_client=20", "--set", "model.hidden=[8]"]
+PLAN = [
+    "plan",
     "--participants",
-    "10",
-    "--set",
-    "data.samples_per_client=20",
-    "--set",
-    "model.hidden=[8]",
+    "30",
+    "--neighbours",
+    "29",
+    "--clip",
+    "3",
+    "--epsilon",
+    "8",
+    "--delta",
+    "1e-5",
 ]
+PLAN += ["--rounds", "100", "--participations", "30", "--collusion", "0.2", "--dropout", "0.05"]
+CARRY = ["plan", "--carry", "--rounds", "40", "--participants", "50", "--clients", "250"]
 
 
 def niss(
-    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160", **(env or {})}
     command = [str(NISS), *map(str, arguments)]
@@ -40,12 +47,7 @@ def niss(
 
 
 def test_run_as_in_the_readme(tmp_path):
-    done = niss(
-        *README_RUN,
-        *SMALL,
-        *("--out", "runs/a", "--json"),
-        cwd=tmp_path,
-    )
+    done = niss(*README_RUN, *SMALL, "--out", "runs/a", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["method"] == "niss"
@@ -131,6 +133,20 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         (["report", "absent"], 5, "absent"),
         (["data", "get", "mnsit"], 2, "did you mean 'mnist'"),
         (["nonsense"], 2, "nonsense"),
+        (["plan"], 2, "--participants"),
+        (["plan", "--participants", "10", "--collusion", "0.95"], 4, "infeasible"),
+        (["plan", "--participants", "10", "--rounds", "3", "--participations", "5"], 2, "--participations"),
+        (["plan", "--participants", "10", "--plot", "plan.docx"], 2, "neither .png nor .svg"),
+        (["plan", "--participants", "10", "--epsilon", "0"], 2, "epsilon"),
+        ([*CARRY, "--clients", "260"], 2, "do not make whole cohorts of 50"),
+        ([*CARRY, "--clients", "40"], 2, "cannot fill a round of 50"),
+        ([*CARRY, "--delta", "2"], 2, "less than 1"),
+        ([*CARRY, "--clip", "-1"], 2, "clip"),
+        ([*CARRY, "--tau2", "0.1"], 2, "--tau2"),
+        ([*CARRY, "--kappa", "0"], 2, "kappa"),
+        ([*CARRY, "--collusion", "0.97", "--dropout", "0.3", "--mode", "repair"], 4, "colluders"),
+        (["plan", "--carry", "--participants", "50", "--clients", "250"], 2, "--rounds"),
+        (["plan", "--participants", "50", "--clients", "250"], 2, "carry shares too"),
     ],
 )
 def test_wrong_input_is_refused_with_a_code_and_a_hint(tmp_path, arguments, code, message):
@@ -147,17 +163,60 @@ def test_wrong_input_is_refused_with_a_code_and_a_hint(tmp_path, arguments, code
     assert "Traceback" not in done.stderr
 
 
+def test_the_plan_as_text_and_as_json_agree() -> None:
+    text, data = niss(*PLAN), niss(*PLAN, "--json")
+    assert text.returncode == data.returncode == 0, text.stderr + data.stderr
+    plan = json.loads(data.stdout)
+    assert plan["rounds"] == 100
+    assert f"{plan['kappa']:.3g}" in text.stdout
+    assert f"{plan['tau2']:.4g}" in text.stdout
+    assert "epsilon 8.00" in text.stdout
+    assert "6 static colluders of 30" in text.stdout
+
+
+def test_what_a_tau2_promises() -> None:
+    assert "no guarantee" in niss("plan", "--participants", "30", "--tau2", "0").stdout
+    asked = json.loads(niss("plan", "--participants", "30", "--tau2", "0.3", "--json").stdout)
+    assert asked["tau2"] == 0.3
+    assert asked["epsilon_joint"] < 3.0
+
+
+def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
+    faults = ["--collusion", "0.1", "--dropout", "0.02", "--mode", "repair", "--pattern", "any"]
+    text, data = niss(*CARRY, *faults), niss(*CARRY, *faults, "--json")
+    assert text.returncode == data.returncode == 0, text.stderr + data.stderr
+    plan = json.loads(data.stdout)
+    assert (plan["separation"], plan["participations"], plan["rounds"]) == (5, 8, 40)
+    assert plan["plan"]["noise"]["colluders"] == 5
+    assert (plan["dropout"], plan["mode"], plan["plan"]["pattern"]) == (0.02, "repair", "any")
+    for name in ("to_central_mean", "to_central_final", "to_best"):
+        assert f"{plan['model_variance_ratio_' + name]:.3g} x" in text.stdout
+    assert f"{plan['carried_to_residual']:.3g}" in text.stdout
+    words = " ".join(text.stdout.split())
+    for part in ("over all 40 rounds", "at least so many rounds", "5 static colluders of 50", "Adam"):
+        assert part in words
+    assert "going on is a new run" in words
+
+
+def test_where_carrying_does_not_help_the_plan_says_so() -> None:
+    crowded = niss("plan", "--carry", "--rounds", "20", "--participants", "50", "--clients", "50")
+    assert "hides nothing" in " ".join(crowded.stdout.split())
+    assert "the run is short" in " ".join(niss(*CARRY, "--rounds", "3").stdout.split())
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("plan", [PLAN, CARRY], ids=["trade-off", "rounds"])
+def test_a_plan_is_drawn(tmp_path: Path, plan: list[str], suffix: str) -> None:
+    path = tmp_path / f"plan.{suffix}"
+    done = niss(*plan, "--plot", str(path))
+    assert done.returncode == 0, done.stderr
+    assert path.stat().st_size > 5_000
+
+
 def test_data_list_and_fetch_of_the_embedded_dataset(tmp_path):
     listed = niss("data", "list", "--json", cwd=tmp_path)
     names = {entry["name"]: entry for entry in json.loads(listed.stdout)}
-    assert set(names) >= {
-        "mnist-mini",
-        "mnist",
-        "fashion-mnist",
-        "cifar10",
-        "cifar100",
-        "shakespeare",
-    }
+    assert set(names) >= {"mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare"}
     assert (names["shakespeare"]["kind"], names["shakespeare"]["clients"]) == ("tokens", 627)
     assert names["mnist-mini"]["available"]
     fetched = niss("data", "get", "mnist-mini", cwd=tmp_path)

@@ -121,12 +121,8 @@ class TestRuns:
         assert result.epsilon <= 20.0 * (1 + 1e-9)
 
     def test_a_round_that_is_lost_leaves_the_clip_as_it_was(self, given) -> None:
-        config = small_config(
-            privacy=ADAPTIVE,
-            rounds=6,
-            protocol={"dropout": 0.3},
-            methods=[{"name": "secagg-ddg", "threshold": 5}],
-        )
+        methods = [{"name": "secagg-ddg", "threshold": 5}]
+        config = small_config(privacy=ADAPTIVE, rounds=6, protocol={"dropout": 0.3}, methods=methods)
         found = niss.run(config, **given).rounds
         lost = [place for place, line in enumerate(found[:-1]) if line.void]
         assert lost, "the seed loses some"

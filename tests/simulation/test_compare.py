@@ -20,29 +20,17 @@ def test_methods_are_paired(given):
             assert torch.allclose(tensor, other.state_dict[name], atol=1e-4)
 
 
-def test_the_summary_has_the_promised_fields(given):
-    methods = [{"name": "fedavg"}, {"name": "niss", "kappa": 2.0, "neighbours": 3}]
-    summary = niss.compare(small_config(methods=methods), **given).summary
-    fields = {
-        "method",
-        "kappa",
-        "accuracy",
-        "aggregate_variance",
-        "aggregate_variance_predicted",
-        "epsilon_joint",
-        "epsilon_marginal",
-    }
-    for line in summary["methods"]:
+def test_the_summary_has_the_promised_fields_and_results_are_found_by_label(given):
+    methods = [{"name": "fedavg"}, {"name": "niss", "label": "shared", "kappa": 2.0, "neighbours": 3}]
+    comparison = niss.compare(small_config(methods=methods), **given)
+    fields = {"method", "kappa", "accuracy", "epsilon_joint", "epsilon_marginal"}
+    fields |= {"aggregate_variance", "aggregate_variance_predicted"}
+    for line in comparison.summary["methods"]:
         assert fields <= set(line)
-    plain, shared = summary["methods"]
+    plain, noisy = comparison.summary["methods"]
     assert plain["epsilon_joint"] is None
     assert plain["aggregate_variance"] == 0.0
-    assert shared["kappa"] == 2.0
-
-
-def test_results_are_found_by_label_and_have_attributes(given):
-    methods = [{"name": "fedavg"}, {"name": "niss", "label": "shared", "neighbours": 3}]
-    comparison = niss.compare(small_config(methods=methods), **given)
+    assert noisy["kappa"] == 2.0
     assert [result.label for result in comparison] == ["fedavg", "shared"]
     assert len(comparison) == 2
     shared = comparison["shared"]
@@ -65,15 +53,11 @@ def test_another_seed_gives_another_run_and_the_same_seed_the_same(given):
     assert not np.array_equal(weights(3), weights(4))
 
 
-def test_the_global_generators_are_left_alone(given):
+def test_the_global_generators_and_the_users_model_are_left_alone(given):
     state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 (watched, not used)
     niss.run(small_config(), **given)
     assert torch.equal(torch.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
-
-
-def test_the_users_model_is_not_touched(given):
-    niss.run(small_config(), **given)
     assert float(given["model"].weight.detach().abs().max()) == 0.0
 
 
@@ -92,15 +76,11 @@ def test_wrong_data_is_refused_before_any_work(given, changes, match):
         niss.run(small_config(), **{**given, **changes})
 
 
-def test_several_methods_need_compare(given):
-    config = small_config(methods=[{"name": "fedavg"}, {"name": "niss"}])
-    with pytest.raises(niss.errors.ConfigError, match="compare"):
-        niss.run(config, **given)
-
-
-def test_progress_is_told_every_round(given):
+def test_several_methods_need_compare_and_progress_is_told_every_round(given):
     events = []
     config = small_config(methods=[{"name": "fedavg"}, {"name": "dp-fedavg"}], evaluate_every=3)
+    with pytest.raises(niss.errors.ConfigError, match="compare"):
+        niss.run(config, **given)
     niss.compare(config, **given, progress=events.append)
     assert [(event.label, event.round) for event in events] == [
         (label, number) for number in (1, 2, 3, 4) for label in ("fedavg", "dp-fedavg")

@@ -255,18 +255,8 @@ def test_a_run_that_was_stopped_is_not_played_on_with_other_keys(tmp_path, monke
 
 
 def test_without_fresh_noise_the_sum_of_a_run_is_plain_averaging_to_the_last_bit() -> None:
-    plan = niss.Plan(
-        method="niss-carried",
-        graph="complete",
-        clip=1.0,
-        epsilon=3.0,
-        kappa=2.0,
-        tau2=0.0,
-        horizon=5,
-        participations=3,
-        separation=2,
-        participants=4,
-    )
+    rounds = {"horizon": 5, "participations": 3, "separation": 2, "participants": 4}
+    plan = niss.Plan(method="niss-carried", graph="complete", clip=1.0, kappa=2.0, tau2=0.0, **rounds)
     exchange = exchange_of(plan, rounds=5, participants=4, coordinates=30, grid_bits=20)
     generator, whole, plain = SimStream(5).generator(), np.zeros(30), np.zeros(30)
     cohorts = [np.arange(4), np.arange(4, 8)]

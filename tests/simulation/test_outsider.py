@@ -72,9 +72,8 @@ def test_the_outsider_recomputed_from_the_noise_in_the_sum(
     if unit == "client":
         assert found == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
     for line in result.rounds:
-        assert line.mu_outsider == pytest.approx(
-            moved / math.sqrt(line.aggregate_variance_predicted), rel=0.4
-        )
+        outsider = moved / math.sqrt(line.aggregate_variance_predicted)
+        assert line.mu_outsider == pytest.approx(outsider, rel=0.4)
 
 
 def test_through_the_protocol_a_replacement_moves_the_sum_twice_as_far(given) -> None:

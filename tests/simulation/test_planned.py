@@ -26,30 +26,11 @@ def printed(*options: str) -> dict[str, Any]:
 
 
 ROUND = (
-    "--participants",
-    "12",
-    "--rounds",
-    "6",
-    "--participations",
-    "3",
-    "--epsilon",
-    "8",
-    "--collusion",
-    "0.1",
-)
+    "--participants", "12", "--rounds", "6", "--participations", "3", "--epsilon", "8", "--collusion", "0.1",
+)  # fmt: skip
 CARRIED = (
-    "--participants",
-    "10",
-    "--clients",
-    "30",
-    "--rounds",
-    "9",
-    "--carry",
-    "--epsilon",
-    "5",
-    "--clip",
-    "2",
-)
+    "--participants", "10", "--clients", "30", "--rounds", "9", "--carry", "--epsilon", "5", "--clip", "2",
+)  # fmt: skip
 
 
 def test_the_shares_of_a_run_are_as_strong_as_the_planner_finds_best() -> None:

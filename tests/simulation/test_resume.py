@@ -14,7 +14,6 @@ from niss.files import CHECKPOINT
 from niss.methods import METHODS
 from niss.runs import RoundRecord
 from niss.simulation import compare_together, make_config, method_run
-from niss.simulation.config import with_overrides
 from niss.simulation.round import OpenRound
 from support.federation import assert_resumes, assert_same_run, killed, small_config
 
@@ -53,34 +52,34 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, given, m
     assert_resumes(tmp_path, config, given, monkeypatch, *death, after=after)
 
 
-@pytest.mark.parametrize("method", ["niss", "niss-carried", "central-mf"])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "yogi"])
-def test_what_the_server_remembers_is_resumed(tmp_path, monkeypatch, given, method, optimizer):
-    config = with_overrides(
-        small_config(methods=[{"name": method}], privacy={"epsilon": 8.0, "clip": 1.0}),
-        {"training.server_optimizer": optimizer, "training.server_rate": 0.1},
-    )
-    assert_resumes(tmp_path, config, given, monkeypatch, *MOMENTS["inside checkpoint"])
+EIGHT = {"epsilon": 8.0, "clip": 1.0}
+LOST = {"dropout": 0.3, "mode": "tolerate"}
+STATES = {
+    "clip": {"privacy": {"epsilon": 20.0, "clip": 4.0, "quantile": 0.5, "first_clip": 0.1}},
+    "carried": {"methods": [{"carry": True}], "privacy": EIGHT, "protocol": LOST},
+    "closing": {
+        "methods": [{"carry": True, "closing": True}],
+        "privacy": EIGHT,
+        "protocol": {**LOST, "mode": "repair"},
+    },
+    **{
+        f"{method}, {optimizer}": {
+            "methods": [{"name": method}],
+            "privacy": EIGHT,
+            "training": {"participants": 6, "server_optimizer": optimizer, "server_rate": 0.1},
+        }
+        for method in ("niss", "niss-carried", "central-mf")
+        for optimizer in ("momentum", "adam", "yogi")
+    },
+}
 
 
 @pytest.mark.parametrize("rounds_done", [1, 2, 3])
-@pytest.mark.parametrize(("method", "mode"), [({}, "tolerate"), ({"closing": True}, "repair")])
-def test_a_run_that_carries_noise_and_lost_clients_is_resumed(
-    tmp_path, monkeypatch, given, method, mode, rounds_done
-):
-    """What is carried is drawn again from seeds, as is who was lost in the round before."""
-    config = small_config(
-        methods=[{"carry": True, **method}],
-        privacy={"epsilon": 8.0, "clip": 1.0},
-        protocol={"dropout": 0.3, "mode": mode},
-    )
+@pytest.mark.parametrize("state", STATES)
+def test_what_rounds_remember_of_each_other_is_resumed(tmp_path, monkeypatch, given, state, rounds_done):
+    """The server's moments and the clip. What is carried is drawn again from seeds, as is who was lost before."""
     death = OpenRound, "finish", lambda opened, _uploads: opened.number == rounds_done
-    assert_resumes(tmp_path, config, given, monkeypatch, *death)
-
-
-def test_the_clip_that_follows_the_norms_is_resumed(tmp_path, monkeypatch, given):
-    config = small_config(privacy={"epsilon": 20.0, "clip": 4.0, "quantile": 0.5, "first_clip": 0.1})
-    assert_resumes(tmp_path, config, given, monkeypatch, *MOMENTS["before append"])
+    assert_resumes(tmp_path, small_config(**STATES[state]), given, monkeypatch, *death)
 
 
 def test_the_separation_of_cohorts_is_kept_also_after_an_interruption(tmp_path, monkeypatch, given):
@@ -133,13 +132,13 @@ def test_a_comparison_resumes_in_the_middle_of_a_method(tmp_path, monkeypatch, g
     assert resumed.summary == whole.summary
     for method in ("fedavg", "niss", "dp-fedavg"):
         assert_same_run(tmp_path / "whole" / method, tmp_path / "cut" / method)
-    assert (tmp_path / "whole" / "summary.json").read_bytes() == (
-        tmp_path / "cut" / "summary.json"
-    ).read_bytes()
+    one, other = ((tmp_path / name / "summary.json").read_bytes() for name in ("whole", "cut"))
+    assert one == other
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path, given):
-    first = niss.run(small_config(), out=tmp_path / "a", **given)
+@pytest.mark.parametrize("exchange", ["simulated", "protocol"])
+def test_resuming_a_finished_run_changes_nothing(tmp_path, given, exchange):
+    first = niss.run(small_config(exchange=exchange), out=tmp_path / "a", **given)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     again = niss.resume(tmp_path / "a", **given)
     assert again.summary == first.summary
@@ -178,15 +177,15 @@ def test_the_folder_holds_what_the_documentation_says(tmp_path, given):
     result = niss.run(small_config(), out=tmp_path / "a", **given)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
-        "manifest.json",
-        "metrics.jsonl",
-        "ledger.jsonl",
-        "timing.jsonl",
-        "diagnostics.jsonl",
-        "privacy.json",
-        "model.safetensors",
-        "checkpoint.safetensors",
-        "result.json",
+        *(
+            "manifest.json",
+            "metrics.jsonl",
+            "ledger.jsonl",
+            "timing.jsonl",
+            "diagnostics.jsonl",
+            "privacy.json",
+        ),
+        *("model.safetensors", "checkpoint.safetensors", "result.json"),
     }
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert manifest["precision"] == "float32"
@@ -200,10 +199,8 @@ def test_the_folder_holds_what_the_documentation_says(tmp_path, given):
         assert ledger.spent(str(client.client), view="marginal") == pytest.approx(client.mu_marginal)
     lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
-    assert (
-        json.loads((tmp_path / "a" / "privacy.json").read_text())["epsilon_joint"]
-        == result.summary["epsilon_joint"]
-    )
+    stated = json.loads((tmp_path / "a" / "privacy.json").read_text())
+    assert stated["epsilon_joint"] == result.summary["epsilon_joint"]
 
 
 def test_a_ledger_without_its_rounds_is_not_resumed(tmp_path, monkeypatch, given):

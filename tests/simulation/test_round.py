@@ -33,12 +33,11 @@ def vector(result):
 
 
 def test_niss_without_distortion_learns_exactly_what_clipped_averaging_learns(given):
-    shared = small_config(methods=[{"name": "niss", "tau2": 0.0, "neighbours": 3}])
-    noiseless = small_config(
-        methods=[{"name": "niss", "tau2": 0.0, "neighbours": 3}], privacy={"epsilon": 1e9, "clip": 1.0}
+    methods = [{"name": "niss", "tau2": 0.0, "neighbours": 3}]
+    with_noise, without = (
+        vector(niss.run(small_config(methods=methods, privacy={"epsilon": epsilon, "clip": 1.0}), **given))
+        for epsilon in (20.0, 1e9)
     )
-    with_noise = vector(niss.run(shared, **given))
-    without = vector(niss.run(noiseless, **given))
     assert np.abs(with_noise - without).max() < 1e-5
     assert np.abs(without).max() > 0.1
 
@@ -285,13 +284,9 @@ def test_a_charge_outside_the_committed_pattern_is_refused():
 
 def test_aggregate_noise_per_method_is_in_the_predicted_order(given):
     predicted = {}
-    for method in (
-        {"name": "dp-fedavg"},
-        {"name": "central-dp"},
-        {"name": "niss", "neighbours": 3, "kappa": 4},
-    ):
-        result = niss.run(small_config(rounds=1, methods=[method]), **given)
-        predicted[method["name"]] = result.rounds[0].aggregate_variance_predicted
+    for name in ("dp-fedavg", "central-dp", "niss"):
+        config = small_config(rounds=1, methods=[{"name": name, "neighbours": 3, "kappa": 4}])
+        predicted[name] = niss.run(config, **given).rounds[0].aggregate_variance_predicted
     sigma2 = (1.0 / 6 / (gdp_mu(20.0, 1e-5) / math.sqrt(1))) ** 2
     assert predicted["central-dp"] == pytest.approx(sigma2)
     assert predicted["dp-fedavg"] == pytest.approx(6 * sigma2)
@@ -368,13 +363,7 @@ def test_a_spent_budget_keeps_clients_out(given):
     """Two participations allowed, uniform sampling of 6 of 12: after 4 rounds everybody has had both."""
     config = small_config(
         rounds=4,
-        training={
-            "participants": 6,
-            "sampling": "uniform",
-            "epochs": 1,
-            "batch_size": 4,
-            "learning_rate": 0.1,
-        },
+        training={**TWELVE, "participants": 6, "sampling": "uniform"},
         privacy={"epsilon": 50.0, "clip": 1.0, "participations": 2},
         methods=[{"name": "dp-fedavg"}],
     )
@@ -387,11 +376,7 @@ def test_a_spent_budget_keeps_clients_out(given):
 
 def test_a_target_per_round_is_no_budget_for_the_training(given):
     """Every client takes part in all three rounds, and the total is composed, not refused."""
-    config = small_config(
-        rounds=3,
-        training=TWELVE,
-        privacy={"epsilon": 5.0, "clip": 1.0, "scope": "round"},
-    )
+    config = small_config(rounds=3, training=TWELVE, privacy={"epsilon": 5.0, "clip": 1.0, "scope": "round"})
     statement = niss.run(config, **given).statement
     assert {client.participations for client in statement.clients} == {3}
     assert statement.budget_epsilon is None
