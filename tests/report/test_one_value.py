@@ -74,14 +74,14 @@ def test_the_terminal_shows_the_digits_of_the_page(monkeypatch: pytest.MonkeyPat
 
 def test_the_ui_is_given_the_digits_by_the_same_function(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'niss[ui]'")
-    from niss.ui import planning
+    from niss.ui import pages
 
     planned = forecast(participants=20, epsilon=3.0)
     odd = dataclasses.replace(planned, epsilon_joint=JOINT, epsilon_marginal=MARGINAL)
     monkeypatch.setattr("niss.accounting.planner.forecast", lambda **_: odd)
-    planning.answer.cache_clear()
-    answered = planning.answer(planning.PlanQuestion(participants=20))
-    planning.answer.cache_clear()
+    pages.answer.cache_clear()
+    answered = pages.answer(pages.PlanQuestion(participants=20))
+    pages.answer.cache_clear()
     assert answered["printed"]["epsilon_joint"] == "7.98"
     assert answered["printed"]["epsilon_marginal"] == "2.35"
 

@@ -16,7 +16,7 @@ from niss.errors import ConfigError
 from niss.settings import to_values
 from niss.simulation import make_config
 from niss.simulation.config import settings_of_plan, with_overrides
-from niss.ui.planning import run_arguments
+from niss.ui.pages import run_arguments
 
 
 def printed(*options: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
+import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'niss[ui]'")
 
@@ -38,32 +39,19 @@ def write_run(folder: Path, *, rounds: int, done: int, finished: bool, **changes
     for number in range(1, done + 1):
         play_round(folder, number)
     if finished:
-        result = {
-            "label": "niss",
-            "method": "niss",
-            "accuracy": 0.8,
-            "epsilon_joint": 3.0,
-            "epsilon_marginal": 1.0,
-        }
+        result = {"label": "niss", "method": "niss", "accuracy": 0.8}
+        result |= {"epsilon_joint": 3.0, "epsilon_marginal": 1.0}
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
     return folder
 
 
 def play_round(folder: Path, number: int) -> None:
-    line = {
-        "round": number,
-        "accuracy": 0.8 * number / (number + 2),
-        "loss": 1.0,
-        "aggregate_variance": 1.1e-4,
-        "aggregate_variance_predicted": 1.0e-4,
-        "tau2": 0.01,
-        "participants": 10,
-        "survivors": 10,
-    }
-    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(line) + "\n")
-    with (folder / "timing.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps({"round": number, "seconds": 0.5}) + "\n")
+    noise = {"aggregate_variance": 1.1e-4, "aggregate_variance_predicted": 1.0e-4, "tau2": 0.01}
+    heads = {"participants": 10, "survivors": 10}
+    line = {"round": number, "accuracy": 0.8 * number / (number + 2), "loss": 1.0, **noise, **heads}
+    for name, written in (("metrics", line), ("timing", {"round": number, "seconds": 0.5})):
+        with (folder / f"{name}.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(written) + "\n")
 
 
 @pytest.fixture
@@ -82,18 +70,14 @@ def runs(tmp_path: Path) -> Path:
 @contextmanager
 def serving(runs: Path, *, host: str = "127.0.0.1") -> Iterator[str]:
     """The address of a server that believes to listen on `host`, and is reached on loopback."""
-    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'niss[ui]'")
+    from niss.tracker.serve import TidyServer, address, listen
     from niss.ui import make_app
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        make_app(runs, host=host), lifespan="off", ws="none", log_config=None, access_log=False
-    )
-    running = uvicorn.Server(config)
+    listening, running = listen("127.0.0.1", 0), TidyServer(make_app(runs, host=host))
     thread = threading.Thread(target=running.run, args=([listening],))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield address(listening)
     finally:
         running.should_exit = True
         thread.join(timeout=20)
@@ -145,3 +129,14 @@ def get(
         return Answer(answer.status, fields, answer.read().decode())
     finally:
         connection.close()
+
+
+def cli_plan(line: str) -> dict[str, Any]:
+    """What the command in `line` prints, which must be a `niss plan ... --json`."""
+    from niss.cli import app
+
+    words = shlex.split(line)
+    assert words[:2] == ["niss", "plan"]
+    done = CliRunner().invoke(app, words[1:])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)  # type: ignore[no-any-return]

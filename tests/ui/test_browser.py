@@ -15,8 +15,7 @@ from report.test_attack_charts import FOUND
 from report.test_attack_page import write_attack
 from report.test_spending import add_ledger
 from ui.browser import SCHEMES, WIDTHS, Tab, axe_findings, chromium, luminance, open_tab
-from ui.command import cli_plan
-from ui.conftest import play_round
+from ui.conftest import cli_plan, play_round
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +58,20 @@ def slide(tab: Tab, name: str, place: int) -> None:
     planned(tab, **{name: tab.page.input_value(f"#set-{name}")})
 
 
+def check_printed(tab: Tab, least: int, line: str) -> None:
+    """What the page shows, `least` numbers and more, is what the command prints; its Python has this line."""
+    printed = cli_plan(tab.page.inner_text("#command"))
+    assert len(shown(tab)) >= least
+    assert shown(tab) == {key: printed[key] for key in shown(tab)}
+    assert json.loads(tab.page.text_content("#json")) == printed
+    assert line in tab.page.inner_text("#python")
+
+
 def test_the_page_shows_what_the_command_prints(browser: Any, server: str) -> None:
-    with open_tab(
-        browser, f"{server}/?participants=40&rounds=20&collusion=0.1&dropout=0.05&epsilon=5"
-    ) as tab:
+    asked = "participants=40&rounds=20&collusion=0.1&dropout=0.05&epsilon=5"
+    with open_tab(browser, f"{server}/?{asked}") as tab:
         planned(tab)
-        printed = cli_plan(tab.page.inner_text("#command"))
-        assert len(shown(tab)) >= 10
-        assert shown(tab) == {key: printed[key] for key in shown(tab)}
-        assert json.loads(tab.page.text_content("#json")) == printed
-        assert "participants=40" in tab.page.inner_text("#python")
+        check_printed(tab, 10, "participants=40")
         tab.check()
 
 
@@ -78,7 +81,7 @@ def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
         for name in ("neighbours", "kappa"):
             tab.page.uncheck(f"#set-{name}-auto")
             planned(tab, **{name: tab.page.input_value(f"#set-{name}")})
-        for name in (
+        for name in [
             "epsilon",
             "delta",
             "rounds",
@@ -87,7 +90,7 @@ def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
             "kappa",
             "collusion",
             "dropout",
-        ):
+        ]:
             before = shown(tab)
             # Few neighbours would be too few for the colluders that follow.
             slide(tab, name, 900 if name == "neighbours" else 300)
@@ -108,11 +111,7 @@ def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: 
         assert tab.page.is_hidden("#set-neighbours")
         slide(tab, "clients", 400)
         assert int(tab.page.input_value("#set-clients")) % 20 == 0
-        printed = cli_plan(tab.page.inner_text("#command"))
-        assert len(shown(tab)) >= 7
-        assert shown(tab) == {key: printed[key] for key in shown(tab)}
-        assert json.loads(tab.page.text_content("#json")) == printed
-        assert "carry=True" in tab.page.inner_text("#python")
+        check_printed(tab, 7, "carry=True")
         assert tab.page.locator("#chart svg:visible svg path").count() >= 4
         tab.page.focus("#chart")
         tab.page.keyboard.press("End")
@@ -123,10 +122,8 @@ def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: 
             before = tab.page.text_content("#json")
             slide(tab, name, 300)
             assert tab.page.text_content("#json") != before, name
-            assert (
-                int(tab.page.input_value("#set-clients")) % int(tab.page.input_value("#set-participants"))
-                == 0
-            )
+            size = int(tab.page.input_value("#set-participants"))
+            assert int(tab.page.input_value("#set-clients")) % size == 0
         tab.page.uncheck("#set-carry")
         planned(tab)
         assert tab.page.inner_text("#noise-title") == "Noise in the sum"
@@ -207,8 +204,13 @@ def test_the_live_page_shows_folder_settings_and_what_is_spent(browser: Any, ser
         tab.check()
 
 
-def test_attacks_are_among_the_runs(browser: Any, server: str, runs: Path) -> None:
+def test_the_list_leads_to_reports_of_runs_and_attacks(browser: Any, server: str, runs: Path) -> None:
     write_attack(runs / "attack", attack="carried", **FOUND["carried"])
+    with open_tab(browser, f"{server}/runs") as tab:
+        tab.page.click("text=done >> nth=0")
+        tab.page.wait_for_selector("h2:has-text('Accuracy')")
+        assert "/report?run=done" in tab.page.url
+        tab.check()
     with open_tab(browser, f"{server}/runs") as tab:
         tab.page.click("#runs >> text=attack >> nth=0")
         tab.page.wait_for_selector("h1")
@@ -289,12 +291,4 @@ def test_the_live_page_follows_a_run_to_its_end(browser: Any, server: str, runs:
         result = {"label": "niss", "method": "niss", "accuracy": 0.5}
         (runs / "going" / "result.json").write_text(json.dumps(result), encoding="utf-8")
         tab.page.wait_for_selector("#state.finished", timeout=10_000)
-        tab.check()
-
-
-def test_the_list_leads_to_reports(browser: Any, server: str) -> None:
-    with open_tab(browser, f"{server}/runs") as tab:
-        tab.page.click("text=done >> nth=0")
-        tab.page.wait_for_selector("h2:has-text('Accuracy')")
-        assert "/report?run=done" in tab.page.url
         tab.check()

@@ -12,47 +12,50 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from niss.errors import ConfigError
-from ui.command import CliRunner, typer, ui_command
-
-RUN = """
-import sys
 import typer
+from typer.testing import CliRunner
+
 from niss.cli.services import ui_command
-app = typer.Typer()
-app.command()(ui_command)
-app()
-"""
+from niss.errors import ConfigError
 
 
 @contextlib.contextmanager
-def started(runs: Path, before: str = "") -> Iterator[str]:
-    """`niss ui` as a process of its own; gives the address that it prints."""
-    command = [sys.executable, "-c", before + RUN, "--port", "0", "--no-open", "--runs", str(runs)]
-    options: dict[str, Any] = {"text": True, "env": {**os.environ, "PYTHONUNBUFFERED": "1"}}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+def started(runs: Path, before: str = "") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`niss --quiet ui` as a process of its own, with the address that it prints; `before` is run in it first."""
+    flags = ["--quiet", "ui", "--port", "0", "--no-open", "--runs", str(runs)]
+    # A job in the background of a shell inherits an ignored SIGINT; a user at a terminal does not.
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{before}\nfrom niss.cli import main\nmain()", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip(), process
     finally:
         process.terminate()
         process.communicate(timeout=20)
 
 
-def test_it_prints_its_address_and_answers(tmp_path: Path) -> None:
-    with started(tmp_path) as address:
+def test_it_prints_its_address_answers_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    with started(tmp_path) as (address, process):
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=20) as answer:
             assert b"Plan the noise" in answer.read()
+        process.send_signal(signal.SIGINT)
+        _, messages = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert messages == ""
 
 
 def test_a_connection_that_brings_no_whole_request_is_closed(tmp_path: Path) -> None:
     soon = "from niss.tracker import serve\nserve._SILENT_SECONDS, serve._LOOK_SECONDS = 0.2, 0.05\n"
-    with started(tmp_path, soon) as address:
+    with started(tmp_path, soon) as (address, _):
         place = urllib.parse.urlsplit(address)
         with socket.create_connection((place.hostname, place.port), timeout=60) as half_open:
             half_open.sendall(b"GET / HT")
@@ -100,24 +103,3 @@ def test_the_pages_start_without_torch_or_matplotlib() -> None:
     code = f"import sys, niss.ui.app; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_ctrl_c_is_its_end_and_quiet_leaves_the_address(tmp_path: Path) -> None:
-    niss = Path(sys.executable).with_name("niss")
-    command = [str(niss), "--quiet", "ui", "--port", "0", "--no-open", "--runs", str(tmp_path)]
-    # A job in the background of a shell inherits an ignored SIGINT; a user at a terminal does not.
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
-    with urllib.request.urlopen(address, timeout=20):
-        process.send_signal(signal.SIGINT)
-    _, messages = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert messages == ""

@@ -21,6 +21,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,9 +38,8 @@ from niss.errors import NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.settings import check
 from niss.tracker.serve import TidyServer, address, listen
-from niss.ui.pages import fill
-from niss.ui.planning import answer
-from niss.ui.runs import ReportPages, RunFolders, live_view
+from niss.ui.pages import answer, fill
+from niss.ui.runs import RunFolders, last_change, live_view, report_page
 from niss.version import __version__
 
 # Pages run their own scripts and nothing else, talk to this server alone, and cannot be framed.
@@ -104,7 +105,8 @@ def _serve_files(app: FastAPI) -> None:
         if Path(entry.name).suffix in _KINDS
     }
     for path, name in _PAGES.items():
-        app.add_route(path, _always(HTMLResponse(fill(f"{name}.html", {"page": name}))))
+        page = HTMLResponse(fill(f"{name}.html", {"page": name}))
+        app.add_route(path, partial(lambda page, _request: page, page))
 
     @app.get("/assets/{name}")
     async def asset(name: str) -> Response:
@@ -112,10 +114,6 @@ def _serve_files(app: FastAPI) -> None:
         if kind is None or name not in contents:
             raise HTTPException(404, "there is no such file")
         return Response(contents[name], media_type=kind)
-
-
-def _always(page: Response) -> Callable[[Request], Response]:
-    return lambda _request: page
 
 
 def _serve_plans(app: FastAPI) -> None:
@@ -128,18 +126,10 @@ def _serve_plans(app: FastAPI) -> None:
         async with turn:
             if await request.is_disconnected():
                 return Response(status_code=_NOBODY_WAITS)
-            return await run_in_threadpool(_planned, question)
-
-
-def _planned(question: PlanQuestion) -> Response:
-    answered = answer(question)
-    sent = {name: value for name, value in answered.items() if name != "chart"}
-    return JSONResponse(sent | {"html": fill("answer.html", answered)})
+            return JSONResponse(await run_in_threadpool(answer, question))
 
 
 def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
-    pages = ReportPages()
-
     @app.get("/api/runs")
     def overview() -> Response:
         listed = {"folder": str(folders.root), "runs": folders.overview(time.time())}
@@ -152,29 +142,28 @@ def _serve_runs(app: FastAPI, folders: RunFolders) -> None:
 
     @app.get("/report")
     def report(run: str) -> Response:
-        return HTMLResponse(pages.page(folders.find(run)), headers={"content-security-policy": REPORT_POLICY})
+        path = folders.find(run)
+        page = report_page(path, last_change(path))
+        return HTMLResponse(page, headers={"content-security-policy": REPORT_POLICY})
 
 
 def _explain_errors(app: FastAPI) -> None:
     """Answer errors with what the pages show: 404 for a run that is not there, 422 for what cannot be planned."""
 
-    def fault(status: int, message: str, hint: str | None = None, field: str | None = None) -> Response:
-        return JSONResponse({"message": message, "hint": hint, "field": field}, status)
-
     @app.exception_handler(NissError)
     async def intended(_request: Request, error: NissError) -> Response:
         status = 404 if isinstance(error, RunFolderError) else 422
-        return fault(status, error.message, error.hint, getattr(error, "field", None))
+        return _fault(status, error.message, error.hint, getattr(error, "field", None))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         field = str(first["loc"][-1])
-        return fault(422, f"{field}: {first['msg']}", "see `niss plan --help` for what it takes", field)
+        return _fault(422, f"{field}: {first['msg']}", "see `niss plan --help` for what it takes", field)
 
     @app.exception_handler(HTTPException)
     async def other(_request: Request, error: HTTPException) -> Response:
-        return fault(error.status_code, str(error.detail), "go back to the start page")
+        return _fault(error.status_code, str(error.detail), "go back to the start page")
 
 
 def is_loopback(host: str) -> bool:
@@ -221,16 +210,14 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         """The answer to what is refused; None for what is let through."""
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = Headers(scope=scope)
         again = "open the address that `niss ui` printed"
         if not self._knows(headers.get("host", "")):
-            return _refused(421, "this server does not answer to that host name", again)
+            return _fault(421, "this server does not answer to that host name", again)
         if scope["method"] not in ("GET", "HEAD"):
-            return _refused(405, "this server only answers reading requests", "use GET")
+            return _fault(405, "this server only answers reading requests", "use GET")
         if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
-            return _refused(403, "the request comes from a page of another site", again)
+            return _fault(403, "the request comes from a page of another site", again)
         return None
 
     def _knows(self, header: str) -> bool:
@@ -246,5 +233,6 @@ class Guard:
         return address.is_loopback or not self._loopback
 
 
-def _refused(status: int, message: str, hint: str) -> JSONResponse:
-    return JSONResponse({"message": message, "hint": hint}, status)
+def _fault(status: int, message: str, hint: str | None, field: str | None = None) -> JSONResponse:
+    """What is wrong, in the one form that the pages show."""
+    return JSONResponse({"message": message, "hint": hint, "field": field}, status)

@@ -10,6 +10,7 @@ import os
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -73,9 +74,8 @@ class RunFolders:
         """The folder of the run of that name; raises `RunFolderError` where there is none."""
         path = self.names().get(name)
         if path is None:
-            raise RunFolderError(
-                f"there is no run {name!r} in {self.root}", hint="choose one from the list of runs"
-            )
+            hint = "choose one from the list of runs"
+            raise RunFolderError(f"there is no run {name!r} in {self.root}", hint=hint)
         return path
 
     def overview(self, now: float) -> list[dict[str, Any]]:
@@ -107,12 +107,8 @@ def _summary(path: Path, silent: float) -> dict[str, Any]:
     """How far a run has come: of a comparison, the rounds that all methods have done; of an attack, what it found."""
     if holds_only_an_attack(path):
         attack = read_attack_report(path)
-        return {
-            "title": attack.title,
-            "kind": "attack",
-            "state": "finished" if attack.finished else "stopped",
-            "headline": attack.headline,
-        }
+        state, headline = "finished" if attack.finished else "stopped", attack.headline
+        return {"title": attack.title, "kind": "attack", "state": state, "headline": headline}
     report = read_report_input(path)
     scored = [one for one in report.methods if one.accuracy is not None]
     best = max(scored, key=lambda one: one.accuracy or 0.0, default=None)
@@ -193,9 +189,8 @@ def _spent(one: MethodResult) -> str | None:
 def _seconds_a_round(one: MethodResult) -> float | None:
     """The mean over the latest rounds; None before the first."""
     lines, _ = read_json_lines(one.folder / TIMING)
-    latest = [
-        line["seconds"] for line in lines[-_LATEST_ROUNDS:] if isinstance(line.get("seconds"), int | float)
-    ]
+    seconds = [line.get("seconds") for line in lines[-_LATEST_ROUNDS:]]
+    latest = [value for value in seconds if isinstance(value, int | float)]
     return fmean(latest) if latest else None
 
 
@@ -217,19 +212,11 @@ def last_change(path: Path) -> float:
     return max(times)
 
 
-class ReportPages:
-    """Report pages, drawn afresh from the folder and cached until something in it changes.
+@lru_cache(maxsize=32)
+def report_page(path: Path, changed: float) -> str:  # noqa: ARG001
+    """The report on the run in `path`, drawn afresh from the folder and kept until that changes.
 
-    A report.html in the folder is never shown: whoever can write there could put a script into it.
+    A report.html in the folder is never shown: whoever can write there could put a script into it. Raises
+    `RunFolderError` where the folder cannot be read.
     """
-
-    def __init__(self) -> None:
-        self._cache: dict[Path, tuple[float, str]] = {}
-
-    def page(self, path: Path) -> str:
-        """The report on the run in `path`; raises `RunFolderError` where it cannot be read."""
-        changed = last_change(path)
-        cached = self._cache.get(path)
-        if cached is None or cached[0] != changed:
-            cached = self._cache[path] = (changed, render_page(read_source(path)))
-        return cached[1]
+    return render_page(read_source(path))
