@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,14 @@ from niss import effective_variance
 from niss.accounting import DrawnAccount
 from niss.accounting.plans import committee_threshold
 from niss.errors import RemoteProtocolError
-from niss.protocol import committee
 from niss.protocol.agreement import Agreed, EdgeKeys, agree
 from niss.protocol.client import Client, ClientStage
 from niss.protocol.messages import RevealRequest
 from support.protocol_round import Federation, carried, resigned
+from support.what_left import Held
 
 Survivors = tuple[int, ...]
 Story = Callable[[int], list[Survivors]]
-# By owner of a key and neighbour (None: its mask), the partials by the member's number.
-Loot = dict[tuple[int, int | None], dict[int, bytes]]
 
 
 class Scene:
@@ -72,94 +71,51 @@ class Scene:
         mu = DrawnAccount()(self.agreed, colluders)
         self.charged = (self.agreed.terms.clip / size / mu) ** 2
 
-    def attack(self, story: Story, *, forgetful: bool = False) -> Loot:
-        """Tell every honest member its survivor sets, one after the other."""
-        loot = self._colluders_loot()
+    def attack(self, story: Story, *, forgetful: bool = False) -> Held:
+        """Tell every honest member its survivor sets, one after the other; what came out, with what colluders know."""
+        seats = self.federation.seats
+        held = Held(self.opened, self.colluders, self.agreed, privates=lambda seat: seats[seat].privates)
+        for upload in self.uploads.values():
+            held.take_upload(upload)
         for member in self.agreed.committee:
             if member in self.colluders:
                 continue
-            client = self.federation.seats[member].start(self.after_upload[member])
+            client = seats[member].start(self.after_upload[member])
             for survivors in story(member):
                 if forgetful:
                     _forget(client)
-                self._ask(client, member, survivors, loot)
-        return loot
-
-    def _given(self, member: int, survivors: Survivors) -> bytes:
-        return b"".join(
-            committee.piece_for(self.agreed, member, self.uploads[one].pieces) for one in survivors
-        )
-
-    def _ask(self, client: Client, member: int, survivors: Survivors, loot: Loot) -> None:
-        request = RevealRequest(self.agreed.digest, survivors, self._given(member, survivors))
-        try:
-            reveal = carried(client.reveal(resigned(self.federation.server, request, "request")))
-        except RemoteProtocolError:
-            return
-        self._keep(loot, member, committee.lost_edges(self.agreed, survivors), reveal.partials)
-
-    def _keep(self, loot: Loot, member: int, lost: dict[int, list[int]], partials: Any) -> None:
-        number = self.agreed.committee.index(member) + 1
-        for one in partials:
-            for other, point in zip((None, *lost[one.seat]), committee.cut(one.points), strict=True):
-                loot.setdefault((one.seat, other), {})[number] = point
-
-    def _colluders_loot(self) -> Loot:
-        """Colluding members answer every question about every client."""
-        loot: Loot = {}
-        everything = {seat: self.agreed.neighbours(seat) for seat in range(self.size)}
-        for member in self.colluders:
-            client = self.federation.seats[member].start(self.after_upload[member])
-            private = client._prekeys.private(self.opened.participants[member].prekey.number)
-            given = committee.take_apart(
-                self.agreed, member, self.without(), self._given(member, self.without())
-            )
-            said = committee.answer(self.agreed, member, private, everything, given)
-            self._keep(loot, member, everything, said)
-        return loot
-
-    def _known(self, loot: Loot) -> tuple[set[tuple[int, int]], set[int]]:
-        """Pairs whose secret, and seats whose mask, really come out of the loot."""
-        pairs, masks = set(), set()
-        threshold = self.agreed.terms.threshold
-        for (seat, other), given in loot.items():
-            if len(given) < threshold:
-                continue
-            point = committee.combine(dict(list(given.items())[:threshold]))
-            upload = self.uploads[seat]
+                request = RevealRequest(self.agreed.digest, survivors, held.pieces_for(member, survivors))
+                with suppress(RemoteProtocolError):
+                    reveal = client.reveal(resigned(self.federation.server, request, "request"))
+                    held.take_reveal(carried(reveal), survivors)
+        for seat, other in held.combined:
             if other is None:
-                seed = committee.mask_seed(self.agreed, seat, point)
-                assert committee.commit_mask(self.agreed, seat, seed) == upload.commitment
-                masks.add(seat)
+                assert held.is_bare(seat)
             else:
-                key = committee.open_seal(self.agreed, seat, other, point, upload.pieces)
-                assert key == EdgeKeys(self.agreed, seat, self._private(seat)).key(other)
-                pairs |= {(seat, other), (other, seat)}
-        return pairs, masks
+                private = seats[seat].privates[self.opened.participants[seat].prekey.number]
+                assert bytes(EdgeKeys(self.agreed, seat, private).key(other)) in held.pool.edges
+        return held
 
-    def _private(self, seat: int) -> Any:
-        client = self.federation.seats[seat].start(self.after_upload[seat])
-        return client._prekeys.private(self.opened.participants[seat].prekey.number)
-
-    def edges(self, loot: Loot) -> set[tuple[int, int]]:
+    def edges(self, held: Held) -> set[tuple[int, int]]:
         """The shares that the server knows."""
         graph = self.agreed.graph
-        present = set(zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True))
-        return present & self._known(loot)[0]
+        known = {frozenset(pair) for pair in held.combined}
+        present = zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True)
+        return {ends for ends in present if frozenset(ends) in known}
 
-    def masks(self, loot: Loot) -> set[int]:
-        return self._known(loot)[1]
+    def masks(self, held: Held) -> set[int]:
+        return {seat for seat, other in held.combined if other is None}
 
-    def left(self, loot: Loot) -> np.ndarray:
-        """The effective variance of each honest client, given the loot."""
-        terms, masks = self.agreed.terms, self.masks(loot)
+    def left(self, held: Held) -> np.ndarray:
+        """The effective variance of each honest client, given what came out."""
+        terms, masks = self.agreed.terms, self.masks(held)
         bare = np.array([seat in masks for seat in range(self.size)])
         return effective_variance(
             self.agreed.graph,
             unit_variance=terms.unit_variance,
             residual_variance=terms.residual_variance + np.where(bare, 0.0, terms.self_variance),
             colluders=self.colluders,
-            revealed=self.edges(loot),
+            revealed=self.edges(held),
         )
 
     def without(self, *lost: int) -> Survivors:
@@ -234,10 +190,10 @@ def worst_of(scene: Scene, tries: int, label: str) -> tuple[float, int, int]:
     honest = [seat for seat in range(scene.size) if seat not in scene.colluders]
     for number in range(tries):
         strategy = STRATEGIES[number % len(STRATEGIES)]
-        loot = scene.attack(strategy(scene, rng.choice(honest), rng))
-        worst = min(worst, float(scene.left(loot).min()) / scene.charged)
-        edges = max(edges, len(scene.edges(loot)))
-        masks = max(masks, len(scene.masks(loot)))
+        held = scene.attack(strategy(scene, rng.choice(honest), rng))
+        worst = min(worst, float(scene.left(held).min()) / scene.charged)
+        edges = max(edges, len(scene.edges(held)))
+        masks = max(masks, len(scene.masks(held)))
     return worst, edges, masks
 
 
@@ -266,7 +222,7 @@ def test_no_story_of_many(
 def test_a_true_repair_reaches_what_was_charged() -> None:
     """The bound is no idle one: on a complete graph, one real drop and its repair leave just that much."""
     scene = Scene(8, 7.0, 0)
-    loot = scene.attack(lambda _: [scene.without(0)])
+    held = scene.attack(lambda _: [scene.without(0)])
     terms = scene.agreed.terms
     seen = effective_variance(
         scene.agreed.graph,
@@ -274,8 +230,8 @@ def test_a_true_repair_reaches_what_was_charged() -> None:
         residual_variance=terms.residual_variance,
         colluders=[0],
     )
-    assert all(0 in edge for edge in scene.edges(loot))
-    assert len(scene.edges(loot)) == 14
+    assert all(0 in edge for edge in scene.edges(held))
+    assert len(scene.edges(held)) == 14
     assert seen.min() == pytest.approx(scene.charged)
 
 

@@ -1,15 +1,22 @@
-"""Whole rounds: exact sums, dropouts tolerated and repaired, lies refused."""
+"""Whole rounds, and runs that carry noise over: exact sums, dropouts tolerated and repaired, lies refused."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import agree
-from support.protocol_round import Federation, carried, resigned
+from niss.protocol.agreement import agree, commitment_of, participants_hash, terms_hash, unpack
+from niss.protocol.schedule import Schedule
+from niss.protocol.server import EndedRound, Server
+from support.protocol_round import GRID, CarriedFederation, Federation, carried, repairing, resigned, schedule
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -31,8 +38,6 @@ def test_every_upload_is_hidden_though_the_sum_is_bare() -> None:
     federation = Federation(6)
     opened = federation.open(federation.terms(coordinates=2000))
     updates = federation.updates(2000)
-    from niss.protocol.agreement import unpack
-
     for seat, client in enumerate(federation.clients):
         upload = client.upload(opened, updates[seat], federation.entropy)
         steps = unpack(upload.vector, 2000, 64).view(np.int64) / 2.0**20
@@ -261,3 +266,206 @@ def test_whoever_enrols_a_client_again_and_again_does_not_fill_its_disk() -> Non
         newest = seat.client.enrol(64, federation.entropy)
     assert len(seat.client._prekeys) == 256
     assert newest[-1].number in seat.client._prekeys
+
+
+# Runs that carry noise over.
+
+
+def in_steps(total: np.ndarray) -> np.ndarray:
+    return np.rint(total * 2.0**GRID).astype(np.int64)
+
+
+def played(absent: dict[int, tuple[int, ...]], committed: Any = None, **how: Any) -> CarriedFederation:
+    federation = CarriedFederation(committed or repairing())
+    for number in range(federation.schedule.rounds):
+        federation.play_round(number, absent.get(number, ()), **how)
+    return federation
+
+
+def left(federation: CarriedFederation) -> np.ndarray:
+    """The noise that is still in the sum of all rounds."""
+    sums = federation.sums
+    if federation.schedule.closing:
+        sums[federation.schedule.rounds - 1] = np.zeros_like(sums[0])
+    return sum(in_steps(one.total) for one in federation.outcomes.values()) - sum(sums.values())
+
+
+@pytest.mark.parametrize(
+    ("committed", "absent"),
+    [
+        (schedule(), {}),
+        (schedule(participants=7, separation=3, rounds=7), {}),
+        (schedule(closing=True, rounds=4), {}),
+        (schedule(modulus_bits=32, unit=0.01, carried=0.04), {}),
+        (repairing(), {}),
+        (repairing(), {1: (2,)}),
+        (repairing(), {0: (0,)}),
+        (repairing(), {4: (3,)}),
+        (repairing(), {1: (0,), 2: (4,)}),
+        (repairing(), {number: (number,) for number in range(5)}),
+        (
+            repairing(participants=7, dropped=2, committee=6, threshold=4),
+            {1: (0, 3), 2: (5,), 3: (1, 2)},
+        ),
+        (repairing(closing=True, rounds=4), {1: (2,), 3: (2,)}),
+    ],
+)
+def test_the_sum_of_all_rounds_is_exact_whoever_drops_out(committed: Schedule, absent: dict) -> None:
+    """Without fresh noise, what was shared and carried is gone after the last round, bit by bit; not before."""
+    federation = played(absent, committed)
+    last = committed.rounds - 1
+    np.testing.assert_array_equal(left(federation), 0)
+    for number, outcome in federation.outcomes.items():
+        assert outcome.exact
+        assert outcome.dropped == absent.get(number, ())
+        assert outcome.extra_variance == 0.0
+        assert not outcome.problems
+        assert (outcome.under_way > 0.0) == (number < last)
+        noisy = np.abs(in_steps(outcome.total) - federation.sums[number]).max() > 1000
+        assert noisy or number == last
+
+
+def test_members_may_be_restarted_before_every_answer() -> None:
+    np.testing.assert_array_equal(left(played({1: (0,), 2: (4,)}, restarts=True)), 0)
+
+
+def test_a_round_without_a_verdict_leaves_its_noise_and_says_so() -> None:
+    """Too few members answer in round 1: nothing that is carried to it or from it can be repaired."""
+    federation = CarriedFederation(repairing())
+    federation.play_round(0)
+    federation.play_round(1, (2,), silent=(0, 1, 3))
+    first, second = federation.outcomes[1], federation.play_round(2)
+    # Spatial edges with seat 2, sent and received; five shares carried to it.
+    assert first.uncancelled == 8 + 5
+    assert first.masked == (0, 1, 3, 4)
+    assert second.uncancelled == 5
+    assert second.extra_variance == pytest.approx(5 * 0.25)
+    assert second.repaired == (0.0, 0.0)
+    for number in (3, 4):
+        assert federation.play_round(number).exact
+
+
+def test_more_than_were_charged_for_are_not_repaired() -> None:
+    federation = CarriedFederation(repairing())
+    federation.play_round(0)
+    federation.upload_round(1, (0, 2))
+    for seat, request in federation.server.request_reveals().items():
+        with pytest.raises(RemoteProtocolError, match="at most 1 can be repaired"):
+            federation.seats[federation.cohort(1)[seat]].client.reveal(carried(request))
+
+
+def test_a_server_may_be_started_again_between_any_two_rounds() -> None:
+    federation = CarriedFederation(repairing())
+    for number in range(5):
+        federation.play_round(number, (number,))
+        ended = federation.server.ended
+        kept = None if ended is None else EndedRound.from_bytes(ended.to_bytes())
+        federation.server = Server(federation.server._identity, ended=kept)
+    np.testing.assert_array_equal(left(federation), 0)
+    assert all(outcome.exact for outcome in federation.outcomes.values())
+
+
+def test_what_a_server_kept_is_whole_or_refused() -> None:
+    federation = CarriedFederation(repairing())
+    federation.play_round(0)
+    assert federation.server.ended is not None
+    kept = json.loads(federation.server.ended.to_bytes())
+    wrong = ([], kept[:1], kept[1:], kept[:-1], [*kept, kept[-1]], [*kept[:2], "?"], "no list", [1, 2])
+    for damaged in (b"", *(json.dumps(one).encode() for one in wrong)):
+        with pytest.raises(LocalProtocolError, match="damaged"):
+            EndedRound.from_bytes(damaged)
+
+
+def test_a_server_that_forgot_the_round_before_leaves_carried_noise_and_says_so() -> None:
+    federation = CarriedFederation(repairing())
+    federation.play_round(0)
+    federation.play_round(1, (2,))
+    federation.server.ended = None
+    assert federation.play_round(2, (1,)).uncancelled == 4 + 4
+    assert federation.play_round(3).exact
+
+
+seats = st.sets(st.integers(0, 4), max_size=2)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    absent=st.lists(seats, min_size=4, max_size=4),
+    pretended=st.lists(seats, min_size=4, max_size=4),
+    silent=st.lists(st.sets(st.integers(0, 4), max_size=3), min_size=4, max_size=4),
+    started_again=st.sets(st.integers(1, 3), max_size=1),
+    restarts=st.booleans(),
+)
+def test_whatever_is_lost_the_sum_is_right_or_declared_noisy(
+    absent: list, pretended: list, silent: list, started_again: set, restarts: bool
+) -> None:
+    """Clients that vanish, or are said to; members that do not answer; restarts on both sides."""
+    federation = CarriedFederation(repairing(rounds=4))
+    for number in range(4):
+        if number in started_again:
+            federation.server.ended = None
+        missing = absent[number] | pretended[number]
+        # Three uploads at least: of fewer there is not always a sum.
+        absent_here = sorted(missing)[:2]
+        said = [seat for seat in absent_here if seat in pretended[number]]
+        federation.play_round(
+            number,
+            [seat for seat in absent_here if seat not in said],
+            pretended=said,
+            silent=silent[number],
+            restarts=restarts,
+        )
+    federation.seen.check_shares()
+    exact = all(outcome.exact for outcome in federation.outcomes.values())
+    assert exact == (not left(federation).any())
+    if (
+        not any(silent)
+        and not started_again
+        and all(len(a | b) < 2 for a, b in zip(absent, pretended, strict=True))
+    ):
+        assert exact
+
+
+def test_both_ends_derive_the_same_seeds_and_nobody_else_has_them() -> None:
+    federation = CarriedFederation(schedule(rounds=3))
+    for number in range(3):
+        federation.play_round(number)
+    uses = Counter(share[0] for _, _, shares in federation.seen.uploads for share in shares)
+    # Within 3 rounds 12 shares each, and 16 between each two: all of them used twice.
+    assert len(uses) == 3 * 12 + 2 * 16
+    assert set(uses.values()) == {2}
+    federation.seen.check_shares()
+
+
+def test_the_commitment_names_the_next_cohort_only_where_noise_is_carried() -> None:
+    federation = CarriedFederation(schedule())
+    opened = federation.open_next(0)
+    assert opened.cohorts is not None
+    here, after = opened.participants, opened.cohorts.following
+    carrying = commitment_of(opened.terms, here, after)
+    assert carrying == participants_hash(here) + terms_hash(opened.terms) + participants_hash(after)
+    plain = replace(opened.terms, carrying=None)
+    assert commitment_of(plain, here, after) == participants_hash(here) + terms_hash(plain)
+    assert terms_hash(plain) != terms_hash(opened.terms)
+
+
+def test_a_round_says_what_stays_in_the_model_and_what_is_under_way() -> None:
+    """Of shares carried to a round those count of which one end is missing: a lost sender's and a lost receiver's."""
+    federation = CarriedFederation(schedule(rounds=4))
+    each = federation.schedule.carried_variance
+    first = federation.play_round(0, absent=(1,))
+    # 3 of 4 within the round: 2 shares with the lost one each; 3 carry on to 4.
+    assert (first.uncancelled, first.extra_variance) == (6, pytest.approx(6 * 0.5))
+    assert first.under_way == pytest.approx(12 * each)
+    second = federation.play_round(1, absent=(0, 2))
+    # Within: 2 x 2 pairs of a survivor and a lost one, both ways. Carried: 3 senders to 2 lost, and 1 lost to 2.
+    assert second.uncancelled == 8 + 6 + 2
+    assert second.extra_variance == pytest.approx(8 * 0.5 + 8 * each)
+    assert not second.exact
+    # A round that carries nothing away still ends: nobody came.
+    third = federation.play_round(2, absent=range(4))
+    assert third.survivors == ()
+    assert third.under_way == 0.0
+    assert third.extra_variance == pytest.approx(8 * each)
+    fourth = federation.play_round(3)
+    assert fourth.extra_variance == pytest.approx(16 * each)

@@ -1,4 +1,4 @@
-"""Rounds under any order of drops, duplicates, delays, tampering, restarts and lies: what must always hold.
+"""Rounds, and runs that carry noise over, under any order of drops, duplicates, delays, tampering, restarts and lies.
 
 The clients and the beacon's holder are honest, the network and what the server says are not. The server's own machine
 stays honest too, so that its outcomes can be compared with the truth.
@@ -6,7 +6,7 @@ stays honest too, so that its outcomes can be compared with the truth.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import committee
-from niss.protocol.agreement import Agreed, agree
-from niss.protocol.messages import RevealRequest, RoundOpen, Upload
+from niss.protocol.agreement import Agreed, agree, previous_of
+from niss.protocol.messages import RevealRequest, RoundCohorts, RoundOpen, Upload
 from niss.protocol.server import Outcome, ServerStage
-from support.protocol_round import Federation, carried, resigned
+from support.protocol_round import (
+    GRID,
+    NOISY,
+    CarriedFederation,
+    Federation,
+    carried,
+    covered,
+    resigned,
+    schedule,
+)
 
 INTENDED = (ProtocolError, PrivacyError, ConfigError)
 MOST = 12
@@ -32,7 +41,54 @@ seats = st.integers(0, MOST - 1)
 some_seats = st.sets(seats, max_size=4)
 
 
-class Rounds(RuleBasedStateMachine):
+class Network(RuleBasedStateMachine):
+    """What may happen to rounds of either kind: messages lost, late or said twice; clients that crash or end it."""
+
+    federation: Federation
+    mail: list[Any]
+    arrived: dict[bytes, set[int]]
+
+    def attempt(self, call: Any, *arguments: Any) -> Any:
+        """What the call returns; None where it refuses in an intended way. Anything else is a defect."""
+        try:
+            return call(*arguments)
+        except INTENDED:
+            return None
+
+    @precondition(lambda self: self.mail)
+    @rule(lost=st.sets(st.integers(0, 40), max_size=2), backwards=st.booleans())
+    def deliver_all(self, lost: set[int], backwards: bool) -> None:
+        for number, message in enumerate(self.mail[::-1] if backwards else self.mail):
+            if number not in lost:
+                self.deliver(message)
+        self.mail.clear()
+
+    @precondition(lambda self: self.mail)
+    @rule(which=picks, twice=st.booleans())
+    def deliver_one(self, which: int, twice: bool) -> None:
+        message = self.mail[which % len(self.mail)]
+        self.deliver(message)
+        if not twice:
+            self.mail.remove(message)
+
+    def deliver(self, message: Any) -> None:
+        server = self.federation.server
+        take = server.take_upload if isinstance(message, Upload) else server.take_reveal
+        before = server._round and set(server._round.uploads)
+        self.attempt(take, carried(message))
+        if isinstance(message, Upload) and set(server._round.uploads) != before:
+            self.arrived[message.context].add(message.seat)
+
+    @rule(seat=picks)
+    def restart(self, seat: int) -> None:
+        self.federation.restart(seat % len(self.federation.seats))
+
+    @rule(seat=picks)
+    def close(self, seat: int) -> None:
+        self.attempt(self.federation.clients[seat % len(self.federation.seats)].close_round)
+
+
+class Rounds(Network):
     """One federation over a few rounds; every rule is something that may happen next."""
 
     @initialize(size=st.integers(3, MOST), label=picks, members=st.integers(2, MOST))
@@ -51,13 +107,6 @@ class Rounds(RuleBasedStateMachine):
         self.answered: dict[tuple[bytes, int], set[tuple[int, ...]]] = defaultdict(set)
         self.charged_late: list[int] = []
         self.outcomes: list[tuple[Outcome, np.ndarray, set[int]]] = []
-
-    def attempt(self, call: Any, *arguments: Any) -> Any:
-        """What the call returns; None where it refuses in an intended way. Anything else is a defect."""
-        try:
-            return call(*arguments)
-        except INTENDED:
-            return None
 
     def pick(self, items: list[Any], number: int) -> Any:
         """Mostly recent ones; now and then one of an earlier round."""
@@ -138,32 +187,6 @@ class Rounds(RuleBasedStateMachine):
     def one_uploads(self, seat: int, which: int) -> None:
         self.answer(seat % self.size, self.pick(self.opened, which))
 
-    # The network.
-
-    @precondition(lambda self: self.mail)
-    @rule(lost=st.sets(st.integers(0, 40), max_size=2), backwards=st.booleans())
-    def deliver_all(self, lost: set[int], backwards: bool) -> None:
-        for number, message in enumerate(self.mail[::-1] if backwards else self.mail):
-            if number not in lost:
-                self.deliver(message)
-        self.mail.clear()
-
-    @precondition(lambda self: self.mail)
-    @rule(which=picks, twice=st.booleans())
-    def deliver_one(self, which: int, twice: bool) -> None:
-        message = self.mail[which % len(self.mail)]
-        self.deliver(message)
-        if not twice:
-            self.mail.remove(message)
-
-    def deliver(self, message: Any) -> None:
-        server = self.federation.server
-        take = server.take_upload if isinstance(message, Upload) else server.take_reveal
-        before = server._round and set(server._round.uploads)
-        self.attempt(take, carried(message))
-        if isinstance(message, Upload) and set(server._round.uploads) != before:
-            self.arrived[message.context].add(message.seat)
-
     @precondition(lambda self: self.mail)
     @rule(which=picks, seat=seats)
     def tamper(self, which: int, seat: int) -> None:
@@ -238,14 +261,6 @@ class Rounds(RuleBasedStateMachine):
 
     # Crashes and ends.
 
-    @rule(seat=seats)
-    def restart(self, seat: int) -> None:
-        self.federation.seats[seat % self.size].restart()
-
-    @rule(seat=seats)
-    def close(self, seat: int) -> None:
-        self.attempt(self.federation.clients[seat % self.size].close_round)
-
     @precondition(lambda self: self.opened)
     @rule()
     def finish(self) -> None:
@@ -318,3 +333,253 @@ def test_the_machine_itself_can_reach_an_exact_repair(absent: tuple[int, ...]) -
     rounds.outcomes_tell_the_truth()
     rounds.nobody_answered_for_two()
     rounds.teardown()
+
+
+# Runs that carry noise over. What is said in the server's name is not honest, and the holder of the beacon signs it.
+
+
+class PowerCut(Exception):
+    """Everything that was not kept is gone."""
+
+
+class CarriedRounds(Network):
+    """One run; every rule is something that may happen next."""
+
+    @initialize(
+        size=st.integers(3, 4),
+        separation=st.integers(2, 3),
+        rounds=st.integers(3, 6),
+        noisy=st.booleans(),
+        cyclic=st.booleans(),
+        closing=st.booleans(),
+        label=picks,
+    )
+    def start(
+        self, size: int, separation: int, rounds: int, noisy: bool, cyclic: bool, closing: bool, label: int
+    ) -> None:
+        committed = schedule(
+            participants=size,
+            separation=separation,
+            rounds=rounds,
+            cyclic=cyclic,
+            closing=closing,
+            **(NOISY if noisy else {}),
+        )
+        self.federation = CarriedFederation(committed, f"stateful {label}", attempts=2)
+        self.noisy = noisy
+        self.versions: list[RoundOpen] = []
+        self.mail, self.arrived = [], defaultdict(set)
+        self.parts: dict[tuple[bytes, int], np.ndarray] = {}
+        self.truth = np.zeros(committed.coordinates, dtype=np.int64)
+        self.total = np.zeros(committed.coordinates, dtype=np.int64)
+        self.answered: Counter[tuple[int, int]] = Counter()
+
+    @property
+    def next(self) -> int:
+        return len(self.federation.opened)
+
+    @property
+    def closed(self) -> bool:
+        return self.federation.server.state in (ServerStage.IDLE, ServerStage.CLOSED)
+
+    # The server goes on.
+
+    @precondition(lambda self: self.closed and self.next < self.federation.schedule.rounds)
+    @rule()
+    def open(self) -> None:
+        self.versions.append(self.federation.open_next(self.next))
+
+    @precondition(lambda self: not self.closed)
+    @rule()
+    def finish(self) -> None:
+        number, current = self.next - 1, self.federation.server._round
+        assert current is not None
+        context = current.agreed.digest
+        outcome = self.federation.server.finish()
+        self.federation.outcomes[number] = outcome
+        for seat in outcome.survivors:
+            self.truth += self.parts[context, seat]
+        self.total += np.rint(outcome.total * 2.0**GRID).astype(np.int64)
+
+    @rule(absent=st.sets(st.integers(0, 3), max_size=2))
+    def go_on(self, absent: set[int]) -> None:
+        """A whole round as it should be, so that lies meet runs of every age."""
+        if self.closed and self.next < self.federation.schedule.rounds:
+            self.open()
+        if not self.closed:
+            self.everyone_answers(absent)
+            self.deliver_all(set(), backwards=False)
+            self.finish()
+
+    # Clients answer.
+
+    def answer(self, one: int, opened: RoundOpen) -> None:
+        federation = self.federation
+        steps = np.frombuffer(federation.entropy(2 * federation.schedule.coordinates), "<i2").astype(np.int64)
+        if opened.terms.round >= federation.schedule.horizon:
+            steps = np.zeros_like(steps)
+        seat, before = federation.seats[one], len(federation.seats[one].charges)
+        try:
+            upload = federation.answer(one, opened, steps)
+        except INTENDED:
+            assert len(seat.charges) == before
+            return
+        assert [when[0] for when in seat.charges[before:]] == [opened.terms.round]
+        self.answered[one, opened.terms.round] += 1
+        self.parts[upload.context, upload.seat] = steps
+        self.mail.append(upload)
+
+    @precondition(lambda self: self.federation.opened)
+    @rule(absent=st.sets(st.integers(0, 3), max_size=2))
+    def everyone_answers(self, absent: set[int]) -> None:
+        number = self.next - 1
+        for seat, one in enumerate(self.federation.cohort(number)):
+            if seat not in absent:
+                self.answer(one, self.federation.opened[number])
+
+    @precondition(lambda self: self.versions)
+    @rule(which=picks, one=picks, late=st.booleans())
+    def somebody_answers(self, which: int, one: int, late: bool) -> None:
+        """Of any version of any round; mostly one of those that it is for."""
+        opened = self.versions[which % len(self.versions) if late else -1]
+        people = self.federation.cohort(opened.terms.round)
+        self.answer(people[one % len(people)] if one % 5 else one % len(self.federation.seats), opened)
+
+    @precondition(lambda self: self.versions)
+    @rule(which=picks, one=picks, kept=st.booleans())
+    def power_fails(self, which: int, one: int, kept: bool) -> None:
+        """While a client answers: before or after its memory was written."""
+        opened = self.versions[which % len(self.versions)]
+        people = self.federation.cohort(opened.terms.round)
+        number = people[one % len(people)]
+        seat = self.federation.seats[number]
+        persist = seat._persist
+
+        def failing(memory: bytes) -> None:
+            if kept:
+                persist(memory)
+            raise PowerCut
+
+        seat.client._persist = failing
+        try:
+            self.federation.answer(number, opened)
+        except (PowerCut, *INTENDED):
+            pass
+        else:
+            raise AssertionError("nothing was persisted before the upload left")
+        self.federation.restart(number)
+
+    # Lies, of which the holder signs what it is asked to.
+
+    @precondition(lambda self: self.versions)
+    @rule(
+        which=picks,
+        kind=st.sampled_from(["attempt", "following", "previous", "last", "again", "next"]),
+        other=picks,
+    )
+    def lie(self, which: int, kind: str, other: int) -> None:
+        federation = self.federation
+        opened = self.versions[which % len(self.versions)]
+        cohorts, terms = opened.cohorts, opened.terms
+        assert cohorts is not None
+        changes: dict[str, Any] = {}
+        if kind == "attempt":
+            changes["terms"] = replace(terms, attempt=1 - terms.attempt)
+        elif kind == "following" and cohorts.following:
+            listed = list(cohorts.following)
+            listed[other % len(listed)] = self.seat_of(other)
+            changes["cohorts"] = replace(cohorts, following=tuple(listed))
+        elif kind == "previous" and cohorts.previous is not None:
+            before = self.versions[other % len(self.versions)]
+            changes["cohorts"] = replace(cohorts, previous=previous_of(before))
+        elif kind == "last":
+            changes["cohorts"] = replace(cohorts, following=())
+        elif kind == "again":
+            people = tuple(
+                self.seat_of(one) if place == other % 4 else old
+                for place, (one, old) in enumerate(
+                    zip(federation.cohort(terms.round), opened.participants, strict=True)
+                )
+            )
+            changes["participants"] = people
+        elif kind == "next" and cohorts.following:
+            number = terms.round + 1
+            after = federation.listed(number + 1) if number + 1 < federation.schedule.rounds else ()
+            changes = {
+                "terms": federation.schedule.terms(terms.run, number),
+                "participants": cohorts.following,
+                "cohorts": RoundCohorts(after, previous_of(opened)),
+            }
+        if not changes:
+            return
+        try:
+            self.versions.append(federation.forged(opened, **changes))
+        except INTENDED:
+            return
+
+    def seat_of(self, one: int) -> Any:
+        """A client with a prekey that it has, whatever it was announced for."""
+        federation, one = self.federation, one % len(self.federation.seats)
+        if len(federation.prekeys[one]) < 2:
+            federation.prekeys[one] += list(federation.seats[one].client.enrol(4, federation.entropy))
+        return federation.seat_of(one)
+
+    # What must always hold.
+
+    @invariant()
+    def nobody_answered_a_round_twice(self) -> None:
+        assert all(count == 1 for count in self.answered.values())
+
+    @invariant()
+    def every_share_is_in_two_uploads_at_most(self) -> None:
+        self.federation.seen.check_shares()
+
+    @invariant()
+    def sums_are_right_or_declared_noisy(self) -> None:
+        federation = self.federation
+        if self.noisy or len(federation.outcomes) < federation.schedule.rounds:
+            return
+        exact = all(outcome.exact for outcome in federation.outcomes.values())
+        # Noise that is left is 2^19 grid steps wide: it cannot hide behind a zero.
+        assert exact == np.array_equal(self.total, self.truth)
+
+    def teardown(self) -> None:
+        if getattr(self, "noisy", False) and self.federation.seen.uploads:
+            covered(self.federation)
+
+
+TestCarriedRounds = CarriedRounds.TestCase
+TestCarriedRounds.settings = settings(QUICK, max_examples=40, stateful_step_count=20)
+
+
+@pytest.mark.slow
+class TestManyCarriedRounds(CarriedRounds.TestCase):
+    """The same with many more examples and longer ones."""
+
+    settings = settings(QUICK, max_examples=400, stateful_step_count=50)
+
+
+@pytest.mark.parametrize("absent", [(), (1,)])
+def test_the_machine_itself_can_reach_the_end_of_a_run(absent: tuple[int, ...]) -> None:
+    """The rules above, in the order of a good run: the invariants see exact ends and noisy ones."""
+    run = CarriedRounds()
+    run.start(3, 2, 3, noisy=False, cyclic=True, closing=False, label=1)
+    for number in range(3):
+        run.go_on(set(absent) if number == 1 else set())
+    assert len(run.federation.outcomes) == 3
+    assert np.array_equal(run.total, run.truth) == (not absent)
+    run.sums_are_right_or_declared_noisy()
+    run.every_share_is_in_two_uploads_at_most()
+
+
+def test_the_machine_itself_has_lies_answered() -> None:
+    """Another version of a round, from a holder that obeys, is answered by who has not answered it yet."""
+    run = CarriedRounds()
+    run.start(3, 2, 4, noisy=True, cyclic=True, closing=False, label=2)
+    run.open()
+    run.answer(0, run.versions[0])
+    run.lie(0, "following", 4)
+    run.answer(1, run.versions[-1])
+    run.answer(0, run.versions[-1])
+    assert run.answered == {(0, 0): 1, (1, 0): 1}
+    run.teardown()

@@ -127,6 +127,10 @@ class Federation:
         for seat in self.seats:
             self.prekeys.append(list(seat.start().enrol(prekeys, self.entropy)))
 
+    def restart(self, one: int) -> Uploader:
+        """Start a client from its memory."""
+        return self.seats[one].restart()
+
     @property
     def clients(self) -> list[Uploader]:
         return [seat.client for seat in self.seats]
@@ -293,7 +297,7 @@ class CarriedFederation(Federation):
         self.seen = Seen(committed)
 
     def restart(self, one: int) -> Uploader:
-        """Start a client from its memory, with an account that knows of it what the memory does."""
+        """With an account that knows what the memory does."""
         seat = self.seats[one]
         account = CommittedAccount(
             self.schedule,

@@ -98,7 +98,8 @@ class Held:
         # What is taken to be known besides.
         self.told: set[frozenset[int]] = set()
         self.unmasked: set[int] = set()
-        self._combined: set[tuple[int, int | None]] = set()
+        # What enough members gave their part of.
+        self.combined: set[tuple[int, int | None]] = set()
         self._edges: set[frozenset[int]] = set()
         self._tried = 0
 
@@ -125,9 +126,9 @@ class Held:
         """Everything that enough members gave their part of goes into the pool."""
         enough = self.agreed.terms.threshold
         for what, given in self.points.items():
-            if what in self._combined or len(given) < enough:
+            if what in self.combined or len(given) < enough:
                 continue
-            self._combined.add(what)
+            self.combined.add(what)
             (owner, other), point = what, committee.combine(dict(list(given.items())[:enough]))
             if other is None:
                 self.pool.masks[bytes(committee.mask_seed(self.agreed, owner, point))] = None

@@ -1,8 +1,10 @@
-"""What a server could do to a run that carries noise over: each lie is refused, uncharged, or covered by the charge."""
+"""What a run that carries noise over commits to; what a server could do to it is refused, or covered by the charge."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 
 from niss.accounting import Promise
-from niss.errors import RemoteProtocolError
+from niss.errors import ConfigError, RemoteProtocolError
+from niss.mechanism.noise import Noise
 from niss.protocol.agreement import participants_hash, previous_of
 from niss.protocol.keys import _prekey_statement, _signed_link
 from niss.protocol.messages import Participant, RoundCohorts, RoundOpen, Terms, decode, encode
-from niss.protocol.schedule import check_cohorts
-from support.protocol_round import NOISY, CarriedFederation, covered, resigned, schedule
+from niss.protocol.schedule import Schedule, check_cohorts
+from support.protocol_round import NOISY, CarriedFederation, changed, covered, repairing, resigned, schedule
 
 
 def refused(federation: CarriedFederation, one: int, opened: RoundOpen, match: str) -> None:
@@ -357,3 +360,99 @@ def test_a_grid_too_coarse_or_too_fine_for_the_promise_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="too far from a Gaussian"):
         seat.client.accept(opened, fine.entropy)
     assert seat.charges == []
+
+
+# What a run commits to.
+
+OTHER = {
+    "participants": 5,
+    "rounds": 6,
+    "separation": 3,
+    "cyclic": False,
+    "closing": True,
+    "coordinates": 9,
+    "grid_bits": 21,
+    "modulus_bits": 32,
+    "clip": 2.5,
+    "unit": 0.75,
+    "carried": 0.125,
+    "residual": 0.5,
+}
+REPAIR = {"dropped": 2, "committee": 6, "threshold": 5, "self_mask": 0.25}
+
+
+def test_every_number_of_a_schedule_is_in_its_hash_and_comes_back_from_json() -> None:
+    named = {field.name for kind in (Schedule, Noise) for field in fields(kind)}
+    assert {*OTHER, *REPAIR} == named - {"noise", "neighbours", "revealed", "colluders"}  # These follow.
+    base, repaired = schedule(), repairing(participants=7)
+    others = [changed(base, **{name: value}) for name, value in OTHER.items()]
+    others += [changed(repaired, **{name: value}) for name, value in REPAIR.items()]
+    assert len({one.digest for one in (base, repaired, *others)}) == len(others) + 2
+    for other in others:
+        assert Schedule.from_json(json.loads(json.dumps(other.to_json()))) == other
+
+
+def test_the_hash_of_a_schedule_does_not_change_from_release_to_release() -> None:
+    """Clients of different releases must derive the same seeds."""
+    assert schedule().digest.hex() == "df85cd7b5fd566466ccbeef053ebcbefcf6fc1600086e83814f5aedf841303fb"
+
+
+NO_RUN = {
+    "participants": (1, 2_001),
+    "rounds": (0, 2_001),
+    "separation": (1, 10**12),
+    "coordinates": (0,),
+    "grid_bits": (64,),
+    "modulus_bits": (65,),
+    "clip": (-1.0, math.nan, math.inf),
+    "unit": (math.nan,),
+    "carried": (math.inf,),
+    "residual": (-0.5,),
+    "neighbours": (2.0, math.nan),
+    "revealed": (1,),
+    "colluders": (1,),
+    "dropped": (1,),
+    "self_mask": (0.5, -1.0),
+}
+NO_REPAIR = {"dropped": (4,), "committee": (6, 0), "threshold": (2, 6), "self_mask": (-1.0,)}
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "value"),
+    [
+        *((schedule, name, value) for name, values in NO_RUN.items() for value in values),
+        *((repairing, name, value) for name, values in NO_REPAIR.items() for value in values),
+    ],
+)
+def test_numbers_that_cannot_be_a_run_are_refused_before_anything_is_computed(
+    base: Any, name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=name if base is schedule else None):
+        changed(base(), **{name: value})
+    values = base().to_json()
+    inner = {name: value} if name in values else {"noise": values["noise"] | {name: value}}
+    with pytest.raises(RemoteProtocolError, match=name if base is schedule else "schedule"):
+        Schedule.from_json(values | inner)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        {},
+        {**schedule().to_json(), "more": 1},
+        {name: value for name, value in schedule().to_json().items() if name != "clip"},
+        {**schedule().to_json(), "rounds": 5.0},
+        {**schedule().to_json(), "rounds": True},
+        {**schedule().to_json(), "clip": 2},
+        {**schedule().to_json(), "closing": 0},
+        {**schedule().to_json(), "noise": None},
+        {**schedule().to_json(), "noise": {}},
+        {**schedule().to_json(), "noise": schedule().to_json()["noise"] | {"more": 1}},
+        {**schedule().to_json(), "noise": schedule().to_json()["noise"] | {"participants": 4.0}},
+    ],
+)
+def test_what_is_no_schedule_is_refused(values: Any) -> None:
+    with pytest.raises(RemoteProtocolError, match="schedule"):
+        Schedule.from_json(values)

@@ -1,170 +1,18 @@
-"""Repair of runs that carry noise over: what is taken out, and what no server can have taken out."""
+"""Verdicts: what binds the repairs of two rounds with noise carried between them, and what no server can have."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
 from niss.protocol.committee import make_verdict, vote
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
-from niss.protocol.server import EndedRound, Server
-from support.protocol_round import GRID, CarriedFederation, carried, repairing, resigned, signed_by
-
-
-def in_steps(total: np.ndarray) -> np.ndarray:
-    return np.rint(total * 2.0**GRID).astype(np.int64)
-
-
-def played(absent: dict[int, tuple[int, ...]], committed: Any = None, **how: Any) -> CarriedFederation:
-    federation = CarriedFederation(committed or repairing())
-    for number in range(federation.schedule.rounds):
-        federation.play_round(number, absent.get(number, ()), **how)
-    return federation
-
-
-def left(federation: CarriedFederation) -> np.ndarray:
-    """The noise that is still in the sum of all rounds."""
-    sums = federation.sums
-    if federation.schedule.closing:
-        sums[federation.schedule.rounds - 1] = np.zeros_like(sums[0])
-    return sum(in_steps(one.total) for one in federation.outcomes.values()) - sum(sums.values())
-
-
-@pytest.mark.parametrize(
-    ("absent", "changes"),
-    [
-        ({}, {}),
-        ({1: (2,)}, {}),
-        ({0: (0,)}, {}),
-        ({4: (3,)}, {}),
-        ({1: (0,), 2: (4,)}, {}),
-        ({number: (number,) for number in range(5)}, {}),
-        ({1: (0, 3), 2: (5,), 3: (1, 2)}, {"participants": 7, "dropped": 2, "committee": 6, "threshold": 4}),
-        ({1: (2,), 3: (2,)}, {"closing": True, "rounds": 4}),
-    ],
-)
-def test_whoever_drops_out_leaves_nothing_behind(absent: dict, changes: dict) -> None:
-    """Within the round, carried to it and carried from it: without fresh noise the sum is exact, bit by bit."""
-    federation = played(absent, repairing(**changes))
-    np.testing.assert_array_equal(left(federation), 0)
-    for number, outcome in federation.outcomes.items():
-        assert outcome.exact
-        assert outcome.dropped == absent.get(number, ())
-        assert outcome.extra_variance == 0.0
-        assert not outcome.problems
-
-
-def test_members_may_be_restarted_before_every_answer() -> None:
-    np.testing.assert_array_equal(left(played({1: (0,), 2: (4,)}, restarts=True)), 0)
-
-
-def test_a_round_without_a_verdict_leaves_its_noise_and_says_so() -> None:
-    """Too few members answer in round 1: nothing that is carried to it or from it can be repaired."""
-    federation = CarriedFederation(repairing())
-    federation.play_round(0)
-    federation.play_round(1, (2,), silent=(0, 1, 3))
-    first, second = federation.outcomes[1], federation.play_round(2)
-    # Spatial edges with seat 2, sent and received; five shares carried to it.
-    assert first.uncancelled == 8 + 5
-    assert first.masked == (0, 1, 3, 4)
-    assert second.uncancelled == 5
-    assert second.extra_variance == pytest.approx(5 * 0.25)
-    assert second.repaired == (0.0, 0.0)
-    for number in (3, 4):
-        assert federation.play_round(number).exact
-
-
-def test_more_than_were_charged_for_are_not_repaired() -> None:
-    federation = CarriedFederation(repairing())
-    federation.play_round(0)
-    federation.upload_round(1, (0, 2))
-    for seat, request in federation.server.request_reveals().items():
-        with pytest.raises(RemoteProtocolError, match="at most 1 can be repaired"):
-            federation.seats[federation.cohort(1)[seat]].client.reveal(carried(request))
-
-
-def test_a_server_may_be_started_again_between_any_two_rounds() -> None:
-    federation = CarriedFederation(repairing())
-    for number in range(5):
-        federation.play_round(number, (number,))
-        ended = federation.server.ended
-        kept = None if ended is None else EndedRound.from_bytes(ended.to_bytes())
-        federation.server = Server(federation.server._identity, ended=kept)
-    np.testing.assert_array_equal(left(federation), 0)
-    assert all(outcome.exact for outcome in federation.outcomes.values())
-
-
-def test_what_a_server_kept_is_whole_or_refused() -> None:
-    federation = CarriedFederation(repairing())
-    federation.play_round(0)
-    assert federation.server.ended is not None
-    kept = json.loads(federation.server.ended.to_bytes())
-    wrong = ([], kept[:1], kept[1:], kept[:-1], [*kept, kept[-1]], [*kept[:2], "?"], "no list", [1, 2])
-    for damaged in (b"", *(json.dumps(one).encode() for one in wrong)):
-        with pytest.raises(LocalProtocolError, match="damaged"):
-            EndedRound.from_bytes(damaged)
-
-
-def test_a_server_that_forgot_the_round_before_leaves_carried_noise_and_says_so() -> None:
-    federation = CarriedFederation(repairing())
-    federation.play_round(0)
-    federation.play_round(1, (2,))
-    federation.server.ended = None
-    assert federation.play_round(2, (1,)).uncancelled == 4 + 4
-    assert federation.play_round(3).exact
-
-
-seats = st.sets(st.integers(0, 4), max_size=2)
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    absent=st.lists(seats, min_size=4, max_size=4),
-    pretended=st.lists(seats, min_size=4, max_size=4),
-    silent=st.lists(st.sets(st.integers(0, 4), max_size=3), min_size=4, max_size=4),
-    started_again=st.sets(st.integers(1, 3), max_size=1),
-    restarts=st.booleans(),
-)
-def test_whatever_is_lost_the_sum_is_right_or_declared_noisy(
-    absent: list, pretended: list, silent: list, started_again: set, restarts: bool
-) -> None:
-    """Clients that vanish, or are said to; members that do not answer; restarts on both sides."""
-    federation = CarriedFederation(repairing(rounds=4))
-    for number in range(4):
-        if number in started_again:
-            federation.server.ended = None
-        missing = absent[number] | pretended[number]
-        # Three uploads at least: of fewer there is not always a sum.
-        absent_here = sorted(missing)[:2]
-        said = [seat for seat in absent_here if seat in pretended[number]]
-        federation.play_round(
-            number,
-            [seat for seat in absent_here if seat not in said],
-            pretended=said,
-            silent=silent[number],
-            restarts=restarts,
-        )
-    federation.seen.check_shares()
-    exact = all(outcome.exact for outcome in federation.outcomes.values())
-    assert exact == (not left(federation).any())
-    if (
-        not any(silent)
-        and not started_again
-        and all(len(a | b) < 2 for a, b in zip(absent, pretended, strict=True))
-    ):
-        assert exact
-
-
-# A server that lies.
+from support.protocol_round import CarriedFederation, carried, repairing, resigned, signed_by
 
 
 class Scene:
