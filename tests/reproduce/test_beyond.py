@@ -7,26 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.reproduce.beyond import (
-    hold_out,
-    run_setting,
-    setting_config,
-    tune,
-)
+from experiments.reproduce.beyond import hold_out, run_setting, setting_config, tune
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.claims import check_claims
-from experiments.reproduce.design import (
-    COMPARED,
-    METHODS,
-    Choice,
-    find_setting,
-)
-from experiments.reproduce.results import Cell, Result, result_path, select, write_result
+from experiments.reproduce.design import COMPARED, METHODS, Choice, find_setting
+from experiments.reproduce.results import Result, select
 from experiments.reproduce.tables import beyond_table, headline_table, tuning_table
 from experiments.reproduce.text import computed_text
 from experiments.reproduce.tuning import Axes, chosen
 from niss.data import load_dataset
 from niss.errors import ConfigError, RunFolderError
+from support.results import keep, made_up_cell
 
 
 def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
@@ -68,7 +59,6 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
     assert [cell.labels["tuned_for"] for cell in other.cells] == ["nothing"]
 
     # A tuning that came later does not mix with what was run before it.
-    path = result_path(places["out"], "tuning", small_setting.name)
     worst = {
         cell.labels["method"]: cell.accuracy for cell in sorted(tuned.cells, key=lambda one: -one.accuracy)
     }
@@ -76,7 +66,7 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
         replace(cell, accuracy=1.0) if cell.accuracy == worst[cell.labels["method"]] else cell
         for cell in tuned.cells
     ]
-    write_result(path, replace(tuned, cells=tuple(best)))
+    keep(places["out"], replace(tuned, cells=tuple(best)))
     with pytest.raises(RunFolderError, match="other settings"):
         run_setting(small_setting, **places, epsilons=(8.0,), seeds=(1,), device="cpu")
 
@@ -102,17 +92,12 @@ def compared(accuracies: dict[tuple[str, str], float]) -> Result:
     """A setting with these accuracies by method and variant, at epsilon 3, the same for two seeds."""
     setting = find_setting("mnist-iid-client-100-of-1000")
     cells = tuple(
-        Cell(
-            id=f"{variant}/{method}/epsilon=3/seed-{seed}",
-            labels={"method": method, "variant": variant, "epsilon": 3.0, "seed": seed, "clip": 1.0},
-            rounds=1,
-            accuracy=accuracy,
-            curve=((1, accuracy),),
+        made_up_cell(
+            f"{variant}/{method}/epsilon=3/seed-{seed}",
+            {"method": method, "variant": variant, "epsilon": 3.0, "seed": seed, "clip": 1.0},
+            accuracy,
             epsilon_joint=3.0,
-            epsilon_marginal=3.0,
             aggregate_variance=1.0,
-            seconds=1.0,
-            engine="none",
         )
         for (method, variant), accuracy in accuracies.items()
         for seed in (1, 2)
@@ -126,7 +111,7 @@ def compared(accuracies: dict[tuple[str, str], float]) -> Result:
 )
 def test_what_dropouts_leave_is_claimed_and_drawn(tmp_path, repaired, holds, words):
     result = compared({("dp-fedavg", "none"): 0.4, ("niss-planned", "repair"): repaired})
-    write_result(result_path(tmp_path, "beyond", result.name), result)
+    keep(tmp_path, result)
     (claim,) = [one for one in check_claims(tmp_path) if "dropping out" in one.name]
     assert (claim.holds, claim.required) == (holds, True)
     assert words in claim.detail
@@ -188,7 +173,7 @@ def test_the_table_says_where_tolerated_dropouts_lose(tmp_path, tolerated, verdi
         for cell in result.cells
         for epsilon in (1.0, 3.0, 8.0)
     )
-    write_result(result_path(tmp_path, "beyond", result.name), replace(result, cells=every))
+    keep(tmp_path, replace(result, cells=every))
     (claim,) = [one for one in check_claims(tmp_path) if "tolerated" in one.name]
     assert (claim.verdict, claim.required) == (verdict, False)
     (row,) = [

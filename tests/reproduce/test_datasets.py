@@ -14,7 +14,7 @@ from experiments.reproduce.chart import write_figures
 from experiments.reproduce.checks import check_files
 from experiments.reproduce.claims import check_claims
 from experiments.reproduce.design import DATASETS, METHODS, TUNING, Choice, Setting, find_setting
-from experiments.reproduce.results import Cell, Result, read_result, result_path, write_result
+from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.session import experiments_of, tasks_of
 from experiments.reproduce.tables import datasets_table, datasets_words
 from experiments.reproduce.text import computed_text, figure_faults
@@ -22,6 +22,7 @@ from experiments.reproduce.tuning import axes_of
 from niss.data import load_dataset
 from niss.settings import to_values
 from niss.simulation import make_config
+from support.results import keep, made_up_cell
 
 TRAINING = len(load_dataset("mnist-mini").train_labels)
 TINY = Setting(
@@ -86,10 +87,15 @@ def test_everyone_is_tuned_alike_and_runs_without_faults(measured: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        ("settings", lambda runs: replace(runs, base={**runs.base, "majority": 0.123456789})),
-        ("settings", lambda runs: replace(runs, base={**runs.base, "participants": 11})),
-        ("settings", lambda runs: replace(runs, base={**runs.base, "model": "mlp"})),
-        ("settings", lambda runs: replace(runs, base={**runs.base, "server_rate": 0.1})),
+        *(
+            ("settings", lambda runs, wrong=wrong: replace(runs, base=runs.base | wrong))
+            for wrong in (
+                {"majority": 0.123456789},
+                {"participants": 11},
+                {"model": "mlp"},
+                {"server_rate": 0.1},
+            )
+        ),
         ("accuracy", lambda runs: _first(runs, accuracy=0.5)),
         (
             "accuracy",
@@ -97,33 +103,28 @@ def test_everyone_is_tuned_alike_and_runs_without_faults(measured: Path) -> None
         ),
         ("epsilon", lambda runs: _first(runs, epsilon_joint=0.9)),
         ("noise", lambda runs: _first(runs, aggregate_variance=1.0)),
-        ("tuning", lambda runs: _relabelled(runs, clip=0.7)),
+        ("tuning", lambda runs: _first(runs, clip=0.7)),
     ],
 )
 def test_what_is_wrong_shows(measured: Path, tmp_path: Path, kind: str, change) -> None:
     tuned, runs = files(measured)
-    write_result(result_path(tmp_path, TUNING, TINY.name), tuned)
-    write_result(result_path(tmp_path, DATASETS, TINY.name), change(runs))
+    for result in (tuned, change(runs)):
+        keep(tmp_path, result)
     assert kind in {fault.kind for fault in check_files(tmp_path, partial=True)}
 
 
 def test_a_trial_that_is_missing_shows(measured: Path, tmp_path: Path) -> None:
     tuned, _ = files(measured)
-    write_result(result_path(tmp_path, TUNING, TINY.name), replace(tuned, cells=tuned.cells[1:]))
+    keep(tmp_path, replace(tuned, cells=tuned.cells[1:]))
     assert "tuning" in {fault.kind for fault in check_files(tmp_path, partial=True)}
 
 
 def _first(runs: Result, **changes: object) -> Result:
-    """With another private cell in the place of the first one."""
-    place = next(number for number, cell in enumerate(runs.cells) if cell.labels["epsilon"] is not None)
-    return replace(
-        runs, cells=(*runs.cells[:place], replace(runs.cells[place], **changes), *runs.cells[place + 1 :])
-    )
-
-
-def _relabelled(runs: Result, **labels: object) -> Result:
+    """With changes in the first private cell: in its labels, or in the cell."""
     cell = next(cell for cell in runs.cells if cell.labels["epsilon"] is not None)
-    return _first(runs, labels={**cell.labels, **labels})
+    labels = {name: changes.pop(name) for name in list(changes) if name in cell.labels}
+    other = replace(cell, labels=cell.labels | labels, **changes)
+    return replace(runs, cells=tuple(other if one is cell else one for one in runs.cells))
 
 
 def test_tables_and_figure_are_made_of_the_files(measured: Path) -> None:
@@ -144,17 +145,11 @@ def test_tables_and_figure_are_made_of_the_files(measured: Path) -> None:
 def made_up(accuracies: dict[str, list[float]]) -> Result:
     """Runs of two seeds at epsilon 1, 3 and 8."""
     cells = [
-        Cell(
-            id=design.run_cell("none", method, epsilon, seed),
-            labels={"method": method, "epsilon": epsilon, "variant": "none", "seed": seed},
-            rounds=4,
-            accuracy=accuracy + 0.001 * seed,
-            curve=((4, accuracy + 0.001 * seed),),
+        made_up_cell(
+            design.run_cell("none", method, epsilon, seed),
+            {"method": method, "epsilon": epsilon, "variant": "none", "seed": seed},
+            accuracy + 0.001 * seed,
             epsilon_joint=epsilon,
-            epsilon_marginal=epsilon,
-            aggregate_variance=1.0,
-            seconds=1.0,
-            engine="none",
         )
         for method, values in accuracies.items()
         for epsilon, accuracy in zip(
@@ -178,7 +173,7 @@ def made_up(accuracies: dict[str, list[float]]) -> Result:
 )  # fmt: skip
 def test_the_text_says_where_nothing_is_learned(tmp_path, accuracies, said: str, marked: int) -> None:
     """A point above the most frequent label, which is right 30 % of the time."""
-    write_result(result_path(tmp_path, DATASETS, TINY.name), made_up(accuracies))
+    keep(tmp_path, made_up(accuracies))
     words = datasets_words(tmp_path)
     assert said in words
     assert "the most frequent label is right 30.0 % of the time" in words

@@ -8,9 +8,10 @@ import pytest
 
 from experiments.reproduce.claims import BARE, HIDDEN, JOINT, LOSS, PAPER, check_claims
 from experiments.reproduce.design import LEVELS, cells_of
-from experiments.reproduce.results import Attempt, Leaks, result_path, write_result
+from experiments.reproduce.results import Attempt, Leaks
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.text import computed_text
+from support.results import keep
 
 PSNR = {"fedavg": 70.0, "dp-fedavg": 25.0, "niss": 9.0, "niss-joint": 70.0, "niss-calibrated": 25.0}
 PSNR |= {
@@ -47,7 +48,7 @@ def made_up() -> Leaks:
 
 
 def verdicts(folder, leaks):
-    write_result(result_path(folder, "figure-4", leaks.name), leaks)
+    keep(folder, leaks)
     return {c.name.partition(": ")[2]: c.holds for c in check_claims(folder) if c.name.startswith("mnist:0")}
 
 

@@ -27,6 +27,9 @@ PAGE, TABLES = "docs/concepts/paper.md", "results/paper/tables.md"
 RUN = "none/niss-planned/epsilon=3/seed-1"
 CENTRAL = "none/central-dp/epsilon=3/seed-1"
 LOCAL = "none/dp-fedavg/epsilon=3/seed-1"
+TOLERATED, COLLUDED = (RUN.replace("none", one) for one in ("tolerate", "collusion"))
+X_0, X_1, LEAK = "nbafl/X=0/seed-1", "nbafl/X=1/seed-1", "nbafl/niss/seed-1"
+TRIAL = "central-dp/epsilon=3/clip=0.5/rate=0.1/hidden=32"
 
 Content = dict[str, Any]
 Mutation = Callable[[Content], None]
@@ -46,6 +49,18 @@ def changed(name: str, field: str, change: Callable[[Any], Any]) -> Mutation:
         place[field] = change(place[field])
 
     return apply
+
+
+def times(factor: float) -> Callable[[Any], Any]:
+    return lambda value: factor * value
+
+
+def plus(more: float) -> Callable[[Any], Any]:
+    return lambda value: value + more
+
+
+def to(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
 
 
 def based(field: str, value: Any) -> Mutation:
@@ -108,62 +123,34 @@ SEED_2 = RUN.replace("seed-1", "seed-2")
 
 IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     # numbers
-    "accuracy raised": ("accuracy", BEYOND, changed(RUN, "accuracy", lambda value: value + 0.01)),
+    "accuracy raised": ("accuracy", BEYOND, changed(RUN, "accuracy", plus(0.01))),
     "curve raised by no whole image": ("accuracy", BEYOND, lifted(RUN, 0.00733)),
     "last round raised": ("accuracy", BEYOND, lambda c: cell(c, RUN)["curve"][-1].__setitem__(1, 0.95)),
-    "accuracy above one": ("accuracy", PANEL, lifted("nbafl/X=0/seed-1", 0.5)),
+    "accuracy above one": ("accuracy", PANEL, lifted(X_0, 0.5)),
     "a round cut off": ("accuracy", BEYOND, lambda c: cell(c, LOCAL)["curve"].pop(3)),
-    "rounds overstated": ("accuracy", BEYOND, changed(LOCAL, "rounds", lambda _: 60)),
-    "trial's accuracy raised": (
-        "accuracy",
-        TUNING,
-        changed("central-dp/epsilon=3/clip=0.5/rate=0.1/hidden=32", "accuracy", lambda value: value + 0.05),
-    ),
-    "epsilon lowered": ("epsilon", BEYOND, changed(CENTRAL, "epsilon_joint", lambda _: 2.0)),
-    "epsilon of shared noise lowered": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: 2.8)),
-    "epsilon above the promise": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: 3.01)),
-    "epsilon removed": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", lambda _: None)),
-    "marginal epsilon changed": ("epsilon", BEYOND, changed(RUN, "epsilon_marginal", lambda value: 1.02 * value)),
-    "an epsilon for FedAvg": ("epsilon", BEYOND, changed("none/fedavg/seed-1", "epsilon_joint", lambda _: 8.0)),
-    "less noise, DP-FedAvg": ("noise", BEYOND, changed(LOCAL, "aggregate_variance", lambda value: 0.5 * value)),
-    "less noise, trusted server": (
-        "noise",
-        BEYOND,
-        changed(CENTRAL, "aggregate_variance", lambda value: 0.97 * value),
-    ),
-    "less noise, shared": ("noise", BEYOND, changed(RUN, "aggregate_variance", lambda value: 0.97 * value)),
-    "more noise, tolerated dropouts": (
-        "noise",
-        HUNDRED,
-        changed("tolerate/niss-planned/epsilon=3/seed-1", "aggregate_variance", lambda value: 1.15 * value),
-    ),
-    "less noise, colluders": (
-        "noise",
-        BEYOND,
-        changed("collusion/niss-planned/epsilon=3/seed-1", "aggregate_variance", lambda value: 0.8 * value),
-    ),
-    "less noise in the paper's figure": (
-        "noise",
-        PANEL,
-        changed("nbafl/X=1/seed-1", "aggregate_variance", lambda value: 0.9 * value),
-    ),
-    "marginal epsilon of the paper's figure": (
-        "epsilon",
-        PANEL,
-        changed("nbafl/X=1/seed-1", "epsilon_marginal", lambda value: 0.9 * value),
-    ),
-    "another sigma_k": ("noise", PANEL, changed("nbafl/X=1/seed-1", "sigma_k", lambda value: 2 * value)),
-    "a smaller clip": ("noise", BEYOND, changed(CENTRAL, "clip", lambda value: 0.5 * value)),
-    "fewer participations": ("epsilon", BEYOND, changed(CENTRAL, "participations", lambda _: 1)),
-    "stronger shares": ("settings", BEYOND, changed(RUN, "kappa", lambda value: 1.1 * value)),
-    "picture less sharp": ("attack", LEAKS, changed("none/fedavg/seed-1", "psnr", lambda value: value - 40)),
-    "squared error of a picture": ("attack", LEAKS, changed("nbafl/niss/seed-1", "mse", lambda _: 0.2)),
-    "loss of an attack": ("attack", LEAKS, changed("nbafl/niss/seed-1", "loss", lambda value: 3 * value)),
-    "epsilon of an attacked round": (
-        "epsilon",
-        LEAKS,
-        changed("nbafl/dp-fedavg/seed-1", "epsilon_joint", lambda _: 10.0),
-    ),
+    "rounds overstated": ("accuracy", BEYOND, changed(LOCAL, "rounds", to(60))),
+    "trial's accuracy raised": ("accuracy", TUNING, changed(TRIAL, "accuracy", plus(0.05))),
+    "epsilon lowered": ("epsilon", BEYOND, changed(CENTRAL, "epsilon_joint", to(2.0))),
+    "epsilon of shared noise lowered": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", to(2.8))),
+    "epsilon above the promise": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", to(3.01))),
+    "epsilon removed": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", to(None))),
+    "marginal epsilon changed": ("epsilon", BEYOND, changed(RUN, "epsilon_marginal", times(1.02))),
+    "an epsilon for FedAvg": ("epsilon", BEYOND, changed("none/fedavg/seed-1", "epsilon_joint", to(8.0))),
+    "less noise, DP-FedAvg": ("noise", BEYOND, changed(LOCAL, "aggregate_variance", times(0.5))),
+    "less noise, trusted server": ("noise", BEYOND, changed(CENTRAL, "aggregate_variance", times(0.97))),
+    "less noise, shared": ("noise", BEYOND, changed(RUN, "aggregate_variance", times(0.97))),
+    "more noise, tolerated dropouts": ("noise", HUNDRED, changed(TOLERATED, "aggregate_variance", times(1.15))),
+    "less noise, colluders": ("noise", BEYOND, changed(COLLUDED, "aggregate_variance", times(0.8))),
+    "less noise in the paper's figure": ("noise", PANEL, changed(X_1, "aggregate_variance", times(0.9))),
+    "marginal epsilon of the paper's figure": ("epsilon", PANEL, changed(X_1, "epsilon_marginal", times(0.9))),
+    "another sigma_k": ("noise", PANEL, changed(X_1, "sigma_k", times(2))),
+    "a smaller clip": ("noise", BEYOND, changed(CENTRAL, "clip", times(0.5))),
+    "fewer participations": ("epsilon", BEYOND, changed(CENTRAL, "participations", to(1))),
+    "stronger shares": ("settings", BEYOND, changed(RUN, "kappa", times(1.1))),
+    "picture less sharp": ("attack", LEAKS, changed("none/fedavg/seed-1", "psnr", plus(-40))),
+    "squared error of a picture": ("attack", LEAKS, changed(LEAK, "mse", to(0.2))),
+    "loss of an attack": ("attack", LEAKS, changed(LEAK, "loss", times(3))),
+    "epsilon of an attacked round": ("epsilon", LEAKS, changed("nbafl/dp-fedavg/seed-1", "epsilon_joint", to(10.0))),
     # deletions, and what is too much
     "a cell deleted": ("cells", BEYOND, without(SEED_2)),
     "a seed of the paper's figure deleted": ("cells", PANEL, without("nbafl/X=0.6/seed-3")),
@@ -175,14 +162,10 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     # swaps
     "two methods swapped": ("noise", BEYOND, swapped(CENTRAL, LOCAL, *EVERYTHING)),
     "NISS and DP-FedAvg swapped by label": ("settings", BEYOND, swapped(RUN, LOCAL, "labels")),
-    "two X swapped": ("noise", PANEL, swapped("nbafl/X=0.3/seed-1", "nbafl/X=1/seed-1", *EVERYTHING)),
+    "two X swapped": ("noise", PANEL, swapped("nbafl/X=0.3/seed-1", X_1, *EVERYTHING)),
     "two epsilons swapped": ("noise", BEYOND, swapped(RUN, RUN.replace("=3", "=1"), *EVERYTHING)),
-    "method relabelled": ("settings", BEYOND, changed(RUN, "method", lambda _: "central-dp")),
-    "runs that two experiments share swapped": (
-        "seeds",
-        PANEL,
-        swapped("nbafl/X=0/seed-1", "nbafl/X=0/seed-2", *CURVE),
-    ),
+    "method relabelled": ("settings", BEYOND, changed(RUN, "method", to("central-dp"))),
+    "runs that two experiments share swapped": ("seeds", PANEL, swapped(X_0, "nbafl/X=0/seed-2", *CURVE)),
     # copied seeds
     "a seed copied": ("seeds", BEYOND, copied(RUN, SEED_2, *CURVE)),
     "a seed copied and touched up": ("seeds", BEYOND, nearly_copied(RUN, SEED_2)),
@@ -192,19 +175,15 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
         SWEEP,
         copied("sigma-0.0434/X=1/seed-1", "sigma-0.0434/X=1/seed-2", *CURVE),
     ),
-    "a seed of an attack copied": (
-        "seeds",
-        LEAKS,
-        copied("nbafl/niss/seed-1", "nbafl/niss/seed-2", "losses", "loss"),
-    ),
+    "a seed of an attack copied": ("seeds", LEAKS, copied(LEAK, "nbafl/niss/seed-2", "losses", "loss")),
     # tuning
     "the tuned choice is not the best": (
         "tuning",
         TUNING,
         lifted("niss-planned/epsilon=3/clip=1/rate=0.2/hidden=32", 0.06, start=29),
     ),
-    "an untuned rate": ("tuning", BEYOND, changed(RUN, "learning_rate", lambda value: 2 * value)),
-    "tuned for another method": ("tuning", BEYOND, changed(RUN, "tuned_for", lambda _: "central-dp at epsilon 3")),
+    "an untuned rate": ("tuning", BEYOND, changed(RUN, "learning_rate", times(2))),
+    "tuned for another method": ("tuning", BEYOND, changed(RUN, "tuned_for", to("central-dp at epsilon 3"))),
     # settings
     "a larger delta": ("settings", BEYOND, based("delta", 1e-4)),
     "more participants": ("settings", BEYOND, based("participants", 2000)),
@@ -327,10 +306,7 @@ SHOWN: dict[str, tuple[str, Callable[[Path], None]]] = {
     "marks of the page": ("text", with_text(r"<!-- result: figure-3 -->", "")),
     "a dark figure deleted": ("figure", deleted("results/paper/rivals-dark.png")),
     "a dark figure of other results": ("figure", with_stamp("rivals-dark.png", "results")),
-    "a number within a sentence": (
-        "text",
-        with_text(r"-->97\.1 ± 0\.1 %<", "-->97.9 ± 0.1 %<"),
-    ),
+    "a number within a sentence": ("text", with_text(r"-->97\.1 ± 0\.1 %<", "-->97.9 ± 0.1 %<")),
     "a number of the tables": ("text", with_text(r"63\.4 ± 3\.0 %", "43.4 ± 3.0 %", TABLES)),
     "a row of the tables": ("text", with_text(r"\| 1,000 of 6,000 \| central-dp .*\n", "", TABLES)),
     "a figure's stamp": ("figure", with_stamp("faults.png", "picture")),

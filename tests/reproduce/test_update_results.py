@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.reproduce.results import Cell, Result, result_path, write_result
+from experiments.reproduce.results import Result
 from experiments.reproduce.text import disagreements
+from support.results import keep, made_up_cell
 
 TOOL = Path(__file__).parents[2] / "tools" / "update_results.py"
 PAGE = """<!-- result: figure-3.image --><!-- end -->
@@ -18,22 +19,10 @@ PAGE = """<!-- result: figure-3.image --><!-- end -->
 
 
 def test_pages_and_figures(tmp_path):
-    cell = Cell(
-        id="nbafl/X=0/seed-1",
-        labels={"reading": "nbafl", "sigma_k": 0.00434, "x": 0.0, "seed": 1},
-        rounds=2,
-        accuracy=0.9,
-        curve=((1, 0.5), (2, 0.9)),
-        epsilon_joint=None,
-        epsilon_marginal=None,
-        aggregate_variance=0.0,
-        seconds=1.0,
-        engine="none",
-    )
+    labels = {"reading": "nbafl", "sigma_k": 0.00434, "x": 0.0, "seed": 1}
+    cell = made_up_cell("nbafl/X=0/seed-1", labels, 0.9, rounds=2, curve=((1, 0.5), (2, 0.9)))
     results = tmp_path / "results" / "paper"
-    write_result(
-        result_path(results, "figure-3", "mnist-mlp-iid"), Result("figure-3", "mnist-mlp-iid", {}, (cell,))
-    )
+    keep(results, Result("figure-3", "mnist-mlp-iid", {}, (cell,)))
     page = tmp_path / "docs" / "concepts" / "page.md"
     page.parent.mkdir(parents=True)
     page.write_text(PAGE, encoding="utf-8")

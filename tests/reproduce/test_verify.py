@@ -12,11 +12,12 @@ import typer
 from typer.testing import CliRunner
 
 from experiments.reproduce.claims import check_claims
-from experiments.reproduce.results import Cell, Result, read_result, result_path, write_result
+from experiments.reproduce.results import Result, read_result, write_result
 from experiments.reproduce.text import TABLES, computed_text, disagreements, fill, results_folder
 from niss.cli import reproduce
 from niss.cli.reproduce import verify_command
 from niss.errors import ConfigError, RunFolderError
+from support.results import keep, made_up_cell
 
 SMALL = [
     f"--set={setting}"
@@ -39,17 +40,12 @@ BASE = read_result(Path(__file__).parents[2] / "results/paper/figure-3/mnist-mlp
 def made_up(accuracies: dict[float, list[float]], *, rounds: int = 100) -> Result:
     """A panel with these final accuracies by X and seed."""
     cells = tuple(
-        Cell(
-            id=f"nbafl/X={x:g}/seed-{seed}",
-            labels={"reading": "nbafl", "sigma_k": 0.00434, "x": x, "seed": seed},
+        made_up_cell(
+            f"nbafl/X={x:g}/seed-{seed}",
+            {"reading": "nbafl", "sigma_k": 0.00434, "x": x, "seed": seed},
+            accuracy,
             rounds=rounds,
-            accuracy=accuracy,
             curve=tuple((at, accuracy if at >= 50 else 0.3) for at in range(1, rounds + 1)),
-            epsilon_joint=None,
-            epsilon_marginal=None,
-            aggregate_variance=0.0,
-            seconds=1.0,
-            engine="none",
         )
         for x, values in accuracies.items()
         for seed, accuracy in enumerate(values, start=1)
@@ -58,12 +54,6 @@ def made_up(accuracies: dict[float, list[float]], *, rounds: int = 100) -> Resul
 
 
 GOOD = {0.0: [0.976, 0.974], 0.3: [0.95, 0.951], 0.6: [0.93, 0.93], 1.0: [0.851, 0.849]}
-
-
-def keep(folder: Path, result: Result) -> Path:
-    path = result_path(folder, result.experiment, result.name)
-    write_result(path, result)
-    return path
 
 
 def test_a_panel_on_the_command_line(tmp_path):
