@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.reproduce import design
 from experiments.reproduce.results import Result, read_result, result_path
-from experiments.reproduce.runner import Watch, run_cells
+from experiments.reproduce.runner import run_cells
 from experiments.reproduce.tuning import (
     Axes,
     axes_for,
@@ -28,7 +28,7 @@ from experiments.reproduce.tuning import (
     next_trials,
     trials_of,
 )
-from niss.accounting import Plan, forecast
+from niss.accounting import forecast
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
 from niss.randomness import SimStream
@@ -45,16 +45,14 @@ MODELS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 def setting_config(
     setting: design.Setting,
-    method: design.Method,
+    contestant: Contestant,
     choice: design.Choice,
     *,
-    epsilon: float,
-    variant: design.Variant = design.VARIANTS["none"],
     seed: int = 1,
     device: str = "auto",
 ) -> Config:
-    """The run of one method. Colluders and dropouts count only where they make a difference to it."""
-    drops = variant.dropout if method.suffers(variant) else 0.0
+    """The run of one method under a variant that makes a difference to it."""
+    method, variant = contestant.method, contestant.variant
     values: dict[str, Any] = {
         "name": setting.name,
         "seed": seed,
@@ -75,48 +73,34 @@ def setting_config(
             "device": device,
             **method.training,
         },
-        "privacy": {"unit": design.UNIT, "clip": choice.clip, "epsilon": epsilon, "delta": design.DELTA},
+        "privacy": {
+            "unit": design.UNIT,
+            "clip": choice.clip,
+            "epsilon": contestant.epsilon or 1.0,
+            "delta": design.DELTA,
+        },
         "methods": [{"name": method.kind, "label": method.name, **method.settings}],
     }
     if method.faults:
-        values["protocol"] = {"mode": variant.mode, "dropout": drops}
+        values["protocol"] = {"mode": variant.mode, "dropout": variant.dropout}
         values["privacy"] |= {"colluders": math.ceil(variant.rho * setting.participants - 1e-9)}
     if method.noise == "shares":
-        planned = _planned(setting.participants, make_config(values).participations, variant)
+        rounds = make_config(values).participations
+        planned = _planned(variant, participants=setting.participants, participations=rounds).plan
         values["privacy"] |= {"revealed": planned.revealed, "dropped": planned.dropped}
         values["methods"][0] |= {name: getattr(planned, name) for name in ("kappa", "neighbours", "graph")}
     if method.noise == "carried":
-        kappa = _carried_kappa(setting.participants, setting.clients, setting.rounds, variant)
+        sizes = {name: getattr(setting, name) for name in ("participants", "clients", "rounds")}
+        kappa = _planned(variant, carry=True, **sizes).kappa
         values["methods"][0] |= {"kappa": kappa, "neighbours": setting.participants - 1}
     return make_config(values)
 
 
 @cache
-def _carried_kappa(participants: int, clients: int, rounds: int, variant: design.Variant) -> float:
-    """The planner's choice where noise is carried to the next round; one epsilon serves for all."""
-    return forecast(
-        carry=True,
-        participants=participants,
-        clients=clients,
-        rounds=rounds,
-        delta=design.DELTA,
-        collusion=variant.rho,
-        dropout=variant.dropout,
-        mode=variant.mode,
-    ).kappa
-
-
-@cache
-def _planned(participants: int, participations: int, variant: design.Variant) -> Plan:
+def _planned(variant: design.Variant, **sizes: Any) -> Any:
     """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
-    return forecast(
-        participants=participants,
-        delta=design.DELTA,
-        participations=participations,
-        collusion=variant.rho,
-        dropout=variant.dropout,
-        mode=variant.mode,
-    ).plan
+    faults: dict[str, Any] = {"collusion": variant.rho, "dropout": variant.dropout, "mode": variant.mode}
+    return forecast(delta=design.DELTA, **faults, **sizes)
 
 
 @lru_cache(maxsize=1)
@@ -168,7 +152,7 @@ def _own_base(setting: design.Setting, dataset: Dataset) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """What is tuned: a method under a variant at an epsilon; None where nothing is promised."""
+    """A method under a variant at an epsilon; None where nothing is promised."""
 
     method: design.Method
     variant: design.Variant
@@ -188,7 +172,7 @@ class Contestant:
 def contestants(
     epsilons: Sequence[float], methods: Sequence[str], variants: Sequence[str] = ("none",)
 ) -> list[Contestant]:
-    """Everyone who is tuned for these methods, under the variants that make a difference to them."""
+    """Everyone who is tuned and run for these methods, under the variants that make a difference to them."""
     return [
         Contestant(method, design.VARIANTS[variant], epsilon)
         for method, variant in product((design.METHODS[name] for name in methods), variants)
@@ -201,56 +185,31 @@ def tune(
     setting: design.Setting,
     epsilons: Sequence[float],
     *,
-    out: Path,
-    work: Path,
     methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     device: str = "auto",
     axes: Axes | None = None,
-    at_once: int | None = None,
-    progress: Watch | None = None,
+    **places: Any,
 ) -> Result:
     """The search of everyone in turn, trained without the held-out images; each trial is kept once it is done.
 
-    All searches take their next step together, so that trials of one width train as one cohort.
+    All searches take their next step together, so that trials of one width train as one cohort. `places` and the rest
+    are as those of `run_cells`.
     """
     data = hold_out(_loaded(setting.dataset))
     cut = setting.cut_to(len(data.train_labels))
-    base = {
-        **cut.base,
-        **_own_base(setting, data),
-        "held_out": len(data.test_labels),
-        "seed": 1,
-    }
+    base = {**cut.base, **_own_base(setting, data), "held_out": len(data.test_labels), "seed": 1}
     grid = axes or axes_of(setting)
     variants = [variant for variant in variants if variant in setting.variants]
     mine = contestants(epsilons, methods or tuple(design.METHODS), variants)
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
+        tuned = read_result(result_path(places["out"], design.TUNING, setting.name))
         for one in mine:
-            tuned = read_result(result_path(out, design.TUNING, setting.name))
             for choice in _open_trials(one, tuned, grid):
                 labels = one.labels(choice)
-                config = setting_config(
-                    cut,
-                    one.method,
-                    choice,
-                    epsilon=one.epsilon or 1.0,
-                    variant=one.variant,
-                    device=device,
-                )
-                cells[design.trial_cell(labels)] = labels, config
-        result = run_cells(
-            design.TUNING,
-            setting.name,
-            base,
-            cells,
-            out=out,
-            work=work,
-            dataset=data,
-            at_once=at_once,
-            progress=progress,
-        )
+                cells[design.trial_cell(labels)] = labels, setting_config(cut, one, choice, device=device)
+        result = run_cells(design.TUNING, setting.name, base, cells, dataset=data, **places)
         if not cells:
             return result
 
@@ -267,90 +226,47 @@ def _open_trials(one: Contestant, tuned: Result | None, axes: Axes) -> list[desi
 def run_setting(
     setting: design.Setting,
     *,
-    out: Path,
-    work: Path,
     epsilons: Sequence[float] = design.EPSILONS,
     methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
-    seeds: Sequence[int] = (1, 2, 3),
+    seeds: Sequence[int] = design.SEEDS,
     device: str = "auto",
-    at_once: int | None = None,
-    progress: Watch | None = None,
     tuned_in: Path | None = None,
+    **places: Any,
 ) -> Result:
     """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any.
 
-    tuned_in  where the tuning is, unless in `out`
+    tuned_in  where the tuning is, unless in `out`; `places` and the rest are as those of `run_cells`
     """
     methods = methods or tuple(design.METHODS)
-    variants = [
-        variant for variant in variants if variant not in design.VARIANTS or variant in setting.variants
-    ]
-    unknown = [
-        name for name in (*methods, *variants) if name not in design.METHODS and name not in design.VARIANTS
-    ]
+    names = (*design.METHODS, *design.VARIANTS)
+    unknown = [name for name in (*methods, *variants) if name not in names]
     if unknown:
-        raise ConfigError(
-            f"unknown name {unknown[0]!r}",
-            hint="use one of: " + ", ".join((*design.METHODS, *design.VARIANTS)),
-        )
-    tuned = read_result(result_path(tuned_in or out, design.TUNING, setting.name))
-    cells: dict[str, tuple[dict[str, Any], Any]] = {}
-    for variant, method, epsilon, seed in product(variants, methods, epsilons, seeds):
-        cell = _cell(setting, design.VARIANTS[variant], method, epsilon, seed, tuned, device)
-        if cell is not None:
-            identity, labels, config = cell
-            cells.setdefault(identity, (labels, config))
+        raise ConfigError(f"unknown name {unknown[0]!r}", hint="use one of: " + ", ".join(names))
+    variants = [variant for variant in variants if variant in setting.variants]
+    tuned = read_result(result_path(tuned_in or places["out"], design.TUNING, setting.name))
+    cells: dict[str, tuple[dict[str, Any], Config]] = {}
+    for one, seed in product(contestants(epsilons, methods, variants), seeds):
+        method, variant = one.method.name, one.variant.name
+        # Without noise the one choice serves for every epsilon.
+        choice, tuned_for = chosen(tuned, setting, method, one.epsilon or 1.0, variant)
+        config = setting_config(setting, one, choice, seed=seed, device=device)
+        plan = config.plan(config.methods[0])
+        labels = {
+            "method": method,
+            "epsilon": one.epsilon,
+            "rho": one.variant.rho,
+            "dropout": one.variant.dropout,
+            "mode": one.variant.mode,
+            "variant": variant,
+            "seed": seed,
+            "participations": plan.participations,
+            "kappa": plan.kappa if plan.kind.uses("kappa") else None,
+            "neighbours": plan.neighbours if plan.kind.uses("neighbours") else None,
+            "tuned_for": tuned_for,
+            **asdict(choice),
+        }
+        cells[design.run_cell(variant, method, one.epsilon, seed)] = labels, config
     data = _loaded(setting.dataset)
-    return run_cells(
-        setting.experiment,
-        setting.name,
-        {**setting.base, **_own_base(setting, data)},
-        cells,
-        out=out,
-        work=work,
-        dataset=data,
-        at_once=at_once,
-        progress=progress,
-    )
-
-
-def _cell(
-    setting: design.Setting,
-    variant: design.Variant,
-    method: str,
-    epsilon: float,
-    seed: int,
-    tuned: Result | None,
-    device: str,
-) -> tuple[str, dict[str, Any], Any] | None:
-    """One cell; None where a variant leaves a method as it is, so that its plain cell stands for it."""
-    contestant = design.METHODS[method]
-    if not contestant.suffers(variant):
-        return None
-    choice, tuned_for = chosen(tuned, setting, method, epsilon, variant.name)
-    config = setting_config(
-        setting,
-        contestant,
-        choice,
-        epsilon=epsilon,
-        variant=variant,
-        seed=seed,
-        device=device,
-    )
-    plan, target = config.plan(config.methods[0]), epsilon if contestant.private else None
-    labels = {
-        "method": method,
-        "epsilon": target,
-        "rho": variant.rho,
-        "dropout": variant.dropout,
-        "mode": variant.mode,
-        "variant": variant.name,
-        "seed": seed,
-        "participations": plan.participations,
-        "kappa": plan.kappa if plan.kind.uses("kappa") else None,
-        "neighbours": plan.neighbours if plan.kind.uses("neighbours") else None,
-        "tuned_for": tuned_for,
-        **asdict(choice),
-    }
-    return design.run_cell(variant.name, method, target, seed), labels, config
+    base = {**setting.base, **_own_base(setting, data)}
+    return run_cells(setting.experiment, setting.name, base, cells, dataset=data, **places)

@@ -12,19 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from experiments.reproduce.design import FIGURE_4
 from niss.errors import RunFolderError
 from niss.files import SHARED, parse_json, to_json, write_atomically
-
-ORIGINAL = "original"
-"""The victim's own picture among those that are kept."""
 
 
 @dataclass(frozen=True)
@@ -157,22 +150,6 @@ class Attempt(AnyCell):
 def pictures_path(work: Path, name: str, cell: str) -> Path:
     """Where a run keeps the original and what it recovered of it."""
     return work / FIGURE_4 / name / (cell.replace("/", "_") + ".npz")
-
-
-def kept_pictures(folder: Path, name: str) -> dict[str, NDArray[np.uint8]]:
-    """The pictures of Figure 4 that lie beside its results: `ORIGINAL`, and by cell what was recovered."""
-    path = folder / FIGURE_4 / f"{name}.npz"
-    if not path.exists():
-        return {}
-    with np.load(path) as kept:
-        return dict(kept)
-
-
-def write_kept(folder: Path, name: str, pictures: Mapping[str, NDArray[np.uint8]]) -> None:
-    """Write them, whole or not at all."""
-    content = BytesIO()
-    np.savez_compressed(content, **pictures)  # type: ignore[arg-type]
-    write_atomically(folder / FIGURE_4 / f"{name}.npz", content.getvalue(), mode=SHARED)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.reproduce.beyond import hold_out, run_setting, setting_config, tune
+from experiments.reproduce.beyond import hold_out, run_setting, tune
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.claims import check_claims
-from experiments.reproduce.design import COMPARED, METHODS, Choice, find_setting
+from experiments.reproduce.design import METHODS, Choice, find_setting
 from experiments.reproduce.results import Result, select
 from experiments.reproduce.tables import beyond_table, headline_table, tuning_table
 from experiments.reproduce.text import computed_text
@@ -71,23 +71,6 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
         run_setting(small_setting, **places, epsilons=(8.0,), seeds=(1,), device="cpu")
 
 
-def test_dropouts_keep_the_promise(places):
-    setting = replace(find_setting("mnist-mini-iid-client-20-of-100"), rounds=2)
-    result = run_setting(
-        setting,
-        **places,
-        epsilons=(8.0,),
-        methods=("dp-fedavg", "niss-planned"),
-        variants=("tolerate", "repair"),
-        seeds=(1,),
-        device="cpu",
-    )
-    assert sorted(cell.labels["mode"] for cell in result.cells) == ["repair", "tolerate"]
-    assert all(cell.epsilon_joint <= 8.0 * (1 + 1e-6) for cell in result.cells)
-    repaired, tolerated = sorted(result.cells, key=lambda cell: cell.labels["mode"])
-    assert tolerated.aggregate_variance > 1.3 * repaired.aggregate_variance
-
-
 def compared(accuracies: dict[tuple[str, str], float]) -> Result:
     """A setting with these accuracies by method and variant, at epsilon 3, the same for two seeds."""
     setting = find_setting("mnist-iid-client-100-of-1000")
@@ -128,29 +111,6 @@ def test_held_out_images_come_from_the_training_set_alone():
     assert np.array_equal(together, np.sort(whole.train_images.sum(axis=(1, 2, 3), dtype=np.int64)))
     assert np.array_equal(hold_out(whole).test_labels, cut.test_labels)
     assert cut.name != whole.name
-
-
-def test_settings():
-    for name in COMPARED:
-        setting = find_setting(name)
-        assert setting.name == name
-        for method in ("fedavg", "dp-fedavg", "central-dp"):
-            config = setting_config(setting, METHODS[method], Choice(), epsilon=3.0)
-            assert config.privacy.scope == "training"
-            assert config.privacy.epsilon == 3.0
-    large, small = (
-        find_setting("mnist-iid-client-1000-of-6000"),
-        find_setting("cifar10-iid-client-100-of-1000"),
-    )
-    assert (large.images, large.rounds, small.images, small.rounds) == (10, 30, 50, 100)
-    for name in (
-        "mnist-iid",
-        "mnist-client-10-of-20",
-        "nothing-iid-client-10-of-20",
-        "mnist-iid-record-10-of-20",
-    ):
-        with pytest.raises(ConfigError, match="unknown setting"):
-            find_setting(name)
 
 
 def test_what_was_not_tuned_takes_the_usual_choice(small_setting):

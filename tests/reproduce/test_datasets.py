@@ -215,7 +215,8 @@ def test_the_settings_are_whole(name: str) -> None:
     assert find_setting(name, rounds=2).rounds == 2
     assert axes_of(setting).trials == 7
     for method in METHODS.values():
-        config = setting_config(setting, method, axes_of(setting).start, epsilon=3.0)
+        contestant = beyond.Contestant(method, design.VARIANTS["none"], 3.0)
+        config = setting_config(setting, contestant, axes_of(setting).start)
         assert config.training.participants == setting.participants
         assert config.privacy.colluders == 0
     assert make_config(to_values(config)) == config

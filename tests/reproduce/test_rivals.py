@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.reproduce import promises
-from experiments.reproduce.beyond import run_setting, setting_config
+from experiments.reproduce.beyond import Contestant, run_setting, setting_config
 from experiments.reproduce.design import (
     COMPARED,
     METHODS,
@@ -19,7 +19,7 @@ from experiments.reproduce.design import (
 )
 from experiments.reproduce.promises import promise_faults
 from experiments.reproduce.recompute import CarriedNoise, banded_noise, dearest_cohort
-from experiments.reproduce.results import Result
+from experiments.reproduce.results import Result, select
 from niss.errors import ConfigError
 
 
@@ -62,6 +62,18 @@ def test_everyone_runs_under_what_makes_a_difference_and_keeps_the_promise(resul
     assert {name for name, _ in found} == set(METHODS)
     assert list(promise_faults(result, None)) == []
     assert result.base["sampling"] == "cyclic"
+    assert all(cell.mechanism for cell in result.cells if cell.labels["method"] != "fedavg")
+    spoiled = replace(result, cells=tuple(replace(cell, epsilon_joint=0.5) for cell in result.cells))
+    assert {cell for cell, _, _ in promise_faults(spoiled, None)} >= {cell.id for cell in result.cells}
+
+
+def test_dropouts_keep_the_promise(result):
+    repaired, tolerated = (
+        select(result, method="niss-planned", variant=variant)[0] for variant in ("repair", "tolerate")
+    )
+    assert [cell.labels["mode"] for cell in (repaired, tolerated)] == ["repair", "tolerate"]
+    assert max(cell.epsilon_joint for cell in (repaired, tolerated)) <= 3.0 * (1 + 1e-6)
+    assert tolerated.aggregate_variance > 1.3 * repaired.aggregate_variance
 
 
 NEW = [name for name in ("central-dp-sampled", "central-mf", "secagg-ddg", "niss-carried") if name in METHODS]
@@ -144,10 +156,32 @@ def test_settings_are_found_by_their_names():
         cut = setting.cut_to({"mnist": 50_000, "cifar10": 41_667}[setting.dataset])
         assert cut.clients % cut.participants == 0
         assert (cut.participants, cut.images) == (setting.participants, setting.images)
-        plain = setting_config(setting, METHODS["central-dp"], Choice(), epsilon=3.0)
-        drawn = setting_config(setting, METHODS["central-dp-sampled"], Choice(), epsilon=3.0)
-        assert plain.training.sampling == "cyclic"
-        assert drawn.sampling_of(drawn.methods[0]) == "poisson"
-    for name in ("mnist-iid-client-30-of-100", "mnist-iid-client-1-of-10", "mnist-iid-record-10-of-100"):
-        with pytest.raises(ConfigError):
-            find_setting(name)
+        for name, sampling in (
+            ("fedavg", "cyclic"),
+            ("dp-fedavg", "cyclic"),
+            ("central-dp", "cyclic"),
+            ("central-dp-sampled", "poisson"),
+        ):
+            contestant = Contestant(METHODS[name], VARIANTS["none"], 3.0)
+            config = setting_config(setting, contestant, Choice())
+            assert config.sampling_of(config.methods[0]) == sampling
+            assert (config.training.sampling, config.privacy.scope) == ("cyclic", "training")
+            assert config.privacy.epsilon == 3.0
+    large, small = map(find_setting, ("mnist-iid-client-1000-of-6000", "cifar10-iid-client-100-of-1000"))
+    assert (large.images, large.rounds, small.images, small.rounds) == (10, 30, 50, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mnist-iid", "unknown setting"),
+        ("mnist-client-10-of-20", "unknown setting"),
+        ("nothing-iid-client-10-of-20", "unknown setting"),
+        ("mnist-iid-record-10-of-20", "unknown setting"),
+        ("mnist-iid-client-30-of-100", "cannot deal"),
+        ("mnist-iid-client-1-of-10", "cannot deal"),
+    ],
+)
+def test_settings_that_cannot_be(name, words):
+    with pytest.raises(ConfigError, match=words):
+        find_setting(name)
