@@ -1,12 +1,20 @@
+"""Folders of runs, comparisons and attacks as a report finds them, and the page that it makes of them."""
+
 from __future__ import annotations
 
+import base64
 import json
 import math
+import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from niss.accounting import Charge, LedgerFile, LedgerHeader
+from niss.report import write_report
 
 ROUNDS = 30
 
@@ -147,3 +155,116 @@ def compare(tmp_path: Path) -> Callable[..., Path]:
         return write_comparison(tmp_path / "changed", methods, **summary)
 
     return write
+
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Collects tags, their attributes and the text, and refuses tags that are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def text_of(folder: Path | list[Path], out: Path | None = None) -> str:
+    """The page on a folder, or on several."""
+    return write_report(folder, out).read_text(encoding="utf-8")
+
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGD4DwABBAEAfbLI3wAAAABJRU5ErkJggg=="
+)
+
+
+def write_attack(folder: Path, picture: bytes = PNG, **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {
+        "attack": "joint",
+        "niss": "0.1.0",
+        "finished": True,
+        "headline": "All uploads together give the picture away (17.3 dB).",
+        "settings": {"image": "mnist-mini:0", "clients": 5, "epsilon": None, "dlg": {"iterations": 60}},
+        "rows": [
+            {"case": "τ = 0 <b>", "epsilon_joint": None, "psnr": 17.25, "label_found": True, "trace": [1, 2]},
+            {"case": "calibrated", "epsilon_joint": 3.0, "psnr": 3.0, "label_found": False, "trace": []},
+        ],
+        "curves": {},
+    } | changes
+    (folder / "attack.json").write_text(json.dumps(values), encoding="utf-8")
+    (folder / "attack.png").write_bytes(picture)
+    return folder
+
+
+def add_ledger(folder: Path, *, clients: int = 4, rounds: int = 3, heuristic: bool = False) -> Path:
+    """Client 1 pays in every round, the others in the first alone, client 0 never."""
+    with LedgerFile.create(
+        folder / "ledger.jsonl",
+        LedgerHeader(run="spending", budgets={str(client): 4.0 for client in range(clients)}, delta=1e-5),
+    ) as ledger:
+        for number in range(1, rounds + 1):
+            paying = range(1, clients) if number == 1 else range(1, 2)
+            ledger.charge(
+                number, 0, {str(one): Charge.of(0.3, 0.1) for one in paying}, {"heuristic": heuristic}
+            )
+    return folder
+
+
+def write_graph_run(
+    folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, **changes: Any
+) -> Path:
+    """A run of one round whose participants are the even clients."""
+    folder.mkdir(parents=True)
+    method = {"name": "niss", "kappa": 4.0, "neighbours": 6.0, "graph": "regular", "groups": []}
+    config: dict[str, Any] = {
+        "name": "graph",
+        "seed": seed,
+        "rounds": 1,
+        "exchange": "simulated",
+        "data": {"clients": 2 * clients},
+        "training": {"participants": clients, "weights": "equal", "sampling": "shuffled"},
+        "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-5, "colluders": 0, "scope": "training"},
+        "protocol": {"dropout": 0.0},
+        "methods": [method],
+    }
+    for key, value in changes.items():
+        parts = (method, *(part for part in config.values() if isinstance(part, dict)))
+        next((part for part in parts if key in part), config)[key] = value
+    (folder / "manifest.json").write_text(json.dumps({"kind": "run", "config": config}), encoding="utf-8")
+    line = {"round": 1, "accuracy": 0.5, "tau2": 0.01, "participants": 20, "survivors": 20 - dropped}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    members = {str(2 * seat): Charge.of(0.3 + 0.0001 * (seat == 7), 0.1) for seat in range(clients)}
+    with LedgerFile.create(
+        folder / "ledger.jsonl",
+        LedgerHeader(run="graph", budgets={str(client): 2.0 for client in range(2 * clients)}, delta=1e-5),
+    ) as ledger:
+        ledger.charge(1, 0, members, {"method": "niss"})
+    return folder

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from niss.report import write_report
-from report.test_attack_charts import FOUND
-from report.test_attack_page import write_attack
-from report.test_round_graph import write
+from report.conftest import write_attack, write_graph_run
+from report.test_charts import FOUND
 from ui.browser import SCHEMES, WIDTHS, axe_findings, chromium, luminance, open_tab
 
 
@@ -26,7 +25,7 @@ def browser() -> Iterator[Any]:
 def page(demo: Path, tmp_path: Path) -> str:
     """The report on a comparison with an attack, a run with a graph, colluders and a ledger, and an attack alone."""
     write_attack(demo)
-    run = write(tmp_path / "graph", clients=20, colluders=2)
+    run = write_graph_run(tmp_path / "graph", clients=20, colluders=2)
     attack = write_attack(tmp_path / "attack")
     return write_report([demo, run, attack], tmp_path / "page.html").as_uri()
 

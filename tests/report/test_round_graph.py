@@ -8,46 +8,12 @@ from typing import Any
 
 import pytest
 
-from niss.accounting import Charge, LedgerFile, LedgerHeader
 from niss.accounting.plans import Plan
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.report import read_report_input
 from niss.report.round_graph import MOST_AROUND, RoundGraph, draw_round_graph, find_round_graph
-
-
-def write(folder: Path, *, clients: int = 60, seed: int = 4, dropped: int = 0, **changes: Any) -> Path:
-    """A run of one round whose participants are the even clients."""
-    folder.mkdir(parents=True)
-    method = {"name": "niss", "kappa": 4.0, "neighbours": 6.0, "graph": "regular", "groups": []}
-    config: dict[str, Any] = {
-        "name": "graph",
-        "seed": seed,
-        "rounds": 1,
-        "exchange": "simulated",
-        "data": {"clients": 2 * clients},
-        "training": {"participants": clients, "weights": "equal", "sampling": "shuffled"},
-        "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-5, "colluders": 0, "scope": "training"},
-        "protocol": {"dropout": 0.0},
-        "methods": [method],
-    }
-    for key, value in changes.items():
-        part = (
-            method
-            if key in method
-            else next((config[one] for one in config if key in _keys(config[one])), config)
-        )
-        part[key] = value
-    (folder / "manifest.json").write_text(json.dumps({"kind": "run", "config": config}), encoding="utf-8")
-    line = {"round": 1, "accuracy": 0.5, "tau2": 0.01, "participants": 20, "survivors": 20 - dropped}
-    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    members = {str(2 * seat): Charge.of(0.3 + 0.0001 * (seat == 7), 0.1) for seat in range(clients)}
-    with LedgerFile.create(
-        folder / "ledger.jsonl",
-        LedgerHeader(run="graph", budgets={str(client): 2.0 for client in range(2 * clients)}, delta=1e-5),
-    ) as ledger:
-        ledger.charge(1, 0, members, {"method": "niss"})
-    return folder
+from report.conftest import write_graph_run
 
 
 def shown_in(folder: Path) -> RoundGraph:
@@ -57,13 +23,9 @@ def shown_in(folder: Path) -> RoundGraph:
     return shown
 
 
-def _keys(part: object) -> set[str]:
-    return set(part) if isinstance(part, dict) else set()
-
-
 @pytest.mark.parametrize("kind", ["regular", "complete", "random"])
 def test_the_graph_is_that_of_the_plan(tmp_path: Path, kind: str) -> None:
-    shown = shown_in(write(tmp_path / "run", graph=kind))
+    shown = shown_in(write_graph_run(tmp_path / "run", graph=kind))
     beacon = SimStream(4).child("round", 0).child("beacon").generator().bytes(32)
     plan = Plan(kappa=4.0, neighbours=6.0, graph=kind, tau2=0.01)
     members = [2 * seat for seat in range(60)]
@@ -177,7 +139,7 @@ def test_a_resumed_run_of_the_protocol_records_every_round(
 
 
 def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path) -> None:
-    shown = shown_in(write(tmp_path / "run", clients=80, neighbours=40.0))
+    shown = shown_in(write_graph_run(tmp_path / "run", clients=80, neighbours=40.0))
     drawing, around = draw_round_graph(shown), shown.graph.neighbours(shown.centre).size
     assert drawing.svg.count('<g class="seat') == MOST_AROUND + 1
     assert drawing.svg.count('<g class="seat centre"') == 1
@@ -186,7 +148,7 @@ def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path)
 
 
 def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
-    shown = shown_in(write(tmp_path / "run", clients=20, colluders=3))
+    shown = shown_in(write_graph_run(tmp_path / "run", clients=20, colluders=3))
     assert len(shown.colluders) == 3
     assert shown.centre not in shown.colluders
     assert draw_round_graph(shown).svg.count("assumed to collude</title>") == 3
@@ -196,21 +158,24 @@ def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
 def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_path: Path) -> None:
     drawn = SimStream(4).child("round", 0).child("dropout").generator().random(20) < 0.3
     changes: dict[str, Any] = {"clients": 20, "exchange": "protocol", "dropout": 0.3}
-    right = shown_in(write(tmp_path / "right", dropped=int(drawn.sum()), **changes))
+    right = shown_in(write_graph_run(tmp_path / "right", dropped=int(drawn.sum()), **changes))
     assert right.dropped == {seat for seat in range(20) if drawn[seat]}
     assert draw_round_graph(right).svg.count("dropped out</title>") == drawn.sum()
     assert right.origin is None
     assert "is not in its record" in draw_round_graph(right).caption
-    wrong = shown_in(write(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
+    wrong = shown_in(write_graph_run(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
     assert not wrong.dropped, "seats that do not match the recorded number are not guessed"
 
 
 def test_unequal_clients_and_missing_records_leave_the_graph_out(tmp_path: Path) -> None:
-    assert find_round_graph(read_report_input(write(tmp_path / "declared", weights="declared"))) is None
-    assert find_round_graph(read_report_input(write(tmp_path / "records", unit="record"))) is None
-    bare = write(tmp_path / "bare")
+    assert (
+        find_round_graph(read_report_input(write_graph_run(tmp_path / "declared", weights="declared")))
+        is None
+    )
+    assert find_round_graph(read_report_input(write_graph_run(tmp_path / "records", unit="record"))) is None
+    bare = write_graph_run(tmp_path / "bare")
     (bare / "ledger.jsonl").unlink()
     assert find_round_graph(read_report_input(bare)) is None
-    damaged = write(tmp_path / "damaged")
+    damaged = write_graph_run(tmp_path / "damaged")
     (damaged / "ledger.jsonl").write_text("nonsense\n", encoding="utf-8")
     assert find_round_graph(read_report_input(damaged)) is None

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report.test_attack_charts import FOUND
 
 from niss.mechanism import gdp_epsilon
-from report.test_attack_charts import FOUND
-from report.test_attack_page import write_attack
-from report.test_spending import add_ledger
+from report.conftest import add_ledger, write_attack
 from ui.browser import SCHEMES, WIDTHS, Tab, axe_findings, chromium, luminance, open_tab
 from ui.conftest import cli_plan, play_round
 
