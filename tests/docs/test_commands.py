@@ -1,15 +1,16 @@
-"""Every `niss` and `make` command that the documentation shows exists, with its options."""
+"""Every command that the documentation shows exists, with its options, and `make demo` installs what README's need."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 
-from docs.commands import command_lines, fault
-from docs.snippets import ROOT, blocks, pages
+from docs.snippets import ROOT, blocks, command_lines, fault, pages
 
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 _INLINE = re.compile(r"`(niss [a-z][^`]*)`")
 # Words about commands, not commands: a name is cut short or stands for several.
 _ABRIDGED = ("…", "|", "COMMAND", "KEY=VALUE", "...")
@@ -57,3 +58,66 @@ def test_commands_in_sentences_exist(page):
 def test_the_check_itself(line, why):
     found = [one for words in command_lines(line) if (one := fault(words, TARGETS))]
     assert (why is None and not found) or (why is not None and any(why in one for one in found)), found
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
+NEEDED = {
+    "account": set(),
+    "plan": set(),
+    "run": {"train"},
+    "compare": {"train"},
+    "attack": {"train"},
+    "ui": {"ui"},
+    "up": {"flower", "tracker", "train"},
+}
+"""The extras that a command needs, besides the package itself."""
+
+
+def expanded(extra: str) -> set[str]:
+    """The extra and every extra of this package that it names."""
+    found = {extra}
+    for wanted in EXTRAS[extra]:
+        if inner := re.fullmatch(r"niss\[([\w,]+)\]", wanted):
+            found |= set().union(*(expanded(one) for one in inner[1].split(",")))
+    return found
+
+
+def installed_by_demo() -> set[str]:
+    recipe = re.search(r"^\.venv/\.installed:.*\n(?:\t.*\n)+", MAKEFILE, re.MULTILINE)
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", recipe[0])
+    return set().union(*(expanded(one) for one in extras.split(",")))
+
+
+def shown() -> set[str]:
+    return {
+        words[1]
+        for block in blocks(ROOT / "README.md")
+        if block.language == "console"
+        for words in command_lines(block.text)
+        if words[0] == "niss"
+    }
+
+
+def test_every_command_of_the_readme_has_its_extras_after_make_demo():
+    assert {"run", "plan", "ui", "up"} <= shown()
+    installed = installed_by_demo()
+    assert [command for command in sorted(shown()) if not NEEDED[command] <= installed] == []
+
+
+def test_all_means_all_that_a_user_runs():
+    assert expanded("all") - {"all"} == set(EXTRAS) - {"all", "dev", "docs"}
+
+
+def test_every_extra_is_listed():
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert listed == set(EXTRAS) - {"dev", "docs"}
+
+
+def test_a_silent_installation_is_announced():
+    """It takes minutes, and `pip --quiet` says nothing meanwhile."""
+    installations = re.findall(r"(?m)^(\t.*)\n\t.*pip install --quiet --constraint.*$", MAKEFILE)
+    assert len(installations) == 2
+    assert all(before.startswith("\t@echo") and "minutes" in before for before in installations)
