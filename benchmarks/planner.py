@@ -53,7 +53,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 def ask(repeat: int) -> dict[str, float]:
     """The seconds of each answer of the page, in a process that has answered before: imports are no part of them."""
-    from niss.ui.planning import PlanQuestion, answer
+    from niss.ui.pages import PlanQuestion, answer
 
     answer(PlanQuestion(participants=50, clients=100, rounds=4, carry=True))
     answer(PlanQuestion(participants=50, collusion=0.2, dropout=0.05, mode="repair"))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.test_attack_charts import FOUND
 
 from niss.mechanism import gdp_epsilon
 from report.conftest import add_ledger, write_attack
+from report.test_charts import FOUND
 from ui.browser import SCHEMES, WIDTHS, Tab, axe_findings, chromium, luminance, open_tab
 from ui.conftest import cli_plan, play_round
 
