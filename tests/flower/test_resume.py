@@ -259,7 +259,7 @@ def test_secrets_are_for_the_owner_alone_and_old_models_are_removed(tmp_path):
 
 def test_a_key_file_is_not_copied_and_must_be_given_again(tmp_path):
     key = tmp_path / "server.key"
-    secret = create_keyfile(key, Identity.generate(os.urandom)).identity.secret_bytes()
+    secret = create_keyfile(key, Identity.generate(os.urandom)).secret_bytes()
     grid = FakeGrid(NODES).keep_state(tmp_path)
     _killed_between_rounds(strategy(tmp_path / "run", key=key), grid)
     assert secret.hex() not in (tmp_path / "run" / "state.json").read_text()

@@ -44,7 +44,7 @@ class Service:
         self.start()
 
     def start(self) -> None:
-        public, store = self.key.identity.public.hex(), f"sqlite:///{self._folder / 'tracker.db'}"
+        public, store = self.key.public.hex(), f"sqlite:///{self._folder / 'tracker.db'}"
         words = ["--server-key", public, "--port", str(self._port), "--store", store]
         self.process: Started = self._processes.start("tracker", [*RUN, *words])
         end = time.monotonic() + 60.0
@@ -145,9 +145,9 @@ def test_a_round_that_was_seated_and_told_to_nobody_is_skipped_and_not_charged(
     grid = service.grid()
     opened = Session._open
 
-    def killed_once_open(session: Session, begun, nodes):
-        found = opened(session, begun, nodes)
-        if begun.number == 1:
+    def killed_once_open(session: Session, number, *rest):
+        found = opened(session, number, *rest)
+        if number == 1:
             raise KeyboardInterrupt
         return found
 

@@ -95,7 +95,7 @@ class TestPins:
         assert all("requires at least 7" in why for why in strategy.rounds[0].lost.values())
 
     def test_pins_that_match_are_kept_and_the_statement_counts_what_is_on_trust(self, tmp_path):
-        key = create_keyfile(tmp_path / "server.key", Identity.generate(os.urandom)).identity.public.hex()
+        key = create_keyfile(tmp_path / "server.key", Identity.generate(os.urandom)).public.hex()
         grid = FakeGrid(NODES, **{"niss-server": key, "niss-epsilon": 8.0, "niss-delta": 1e-5})
         strategy = start(grid, key=tmp_path / "server.key")
         assert survivors(strategy) == [NODES, NODES]

@@ -129,8 +129,6 @@ def test_a_weight_only_makes_an_upload_shorter(update, count, cap, part, clip) -
 def test_noise_in_the_weights_is_averaged_over_the_rounds_and_never_divides_by_nothing() -> None:
     session = Scene.of(False).start()
     books = session.books
-    assert books.weigh(None) == 1.0
-    assert session.state.weights == []
     assert books.weigh(0.6) == 0.6
     assert books.weigh(0.2) == pytest.approx(0.4)
     kept = check_json(RunState, json.dumps(to_values(session.state)))

@@ -209,13 +209,8 @@ class Books:
         self._plan, self._schedule, self._members = proposal.plan, proposal.schedule, state.members
         self.charges, self.rounds = state.charges, state.rounds
 
-    def weigh(self, weight: float | None) -> float:
-        """What to divide the mean of weighted updates by: the mean of this noisy mean weight and all before it.
-
-        None: all weigh the same.
-        """
-        if weight is None:
-            return 1.0
+    def weigh(self, weight: float) -> float:
+        """What to divide the mean of weighted updates by: the mean of this noisy mean weight and all before it."""
         weights = self._state.weights
         weights.append(weight)
         return max(math.fsum(weights) / len(weights), _LEAST_WEIGHT)
@@ -261,18 +256,13 @@ class Books:
 
     def enter(self, current: SessionRound) -> RoundRecord:
         """Charge a round to everyone who may have answered it, whether the answer arrived or not."""
-        terms, size, outcome, pending = (
-            current.agreed.terms,
-            len(current.nodes),
-            current.summed,
-            self.pending(current),
-        )
+        terms, outcome, pending = current.agreed.terms, current.summed, self.pending(current)
         self.charges.append(pending)
         before = (self._last.model_noise_variance or 0.0) - self._last.carried_variance
         carried = outcome.under_way * current.scale**2
         record = RoundRecord(
             round=current.number + 1,
-            participants=size,
+            participants=len(current.nodes),
             survivors=len(outcome.survivors),
             lost={str(node): current.lost[node] for node in current.nodes if node in current.lost},
             void=not outcome.survivors,

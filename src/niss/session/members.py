@@ -96,11 +96,6 @@ class Members:
         """Whether anyone has joined yet; after the run was resumed, whether anyone has come back."""
         return len(self.by_node) > len(self._away)
 
-    @property
-    def in_order(self) -> list[Member]:
-        """Those who joined, by their numbers."""
-        return sorted(self.by_node.values(), key=lambda member: member.number)
-
     def admit(self, node: int, identity: bytes, pinned: tuple[str, ...], step: int) -> Member:
         """The member with this identity, known as that node from here on.
 
@@ -342,12 +337,8 @@ class CarriedRounds:
         """`turns` are those of a run that was begun before."""
         schedule, plan = proposal.schedule, proposal.plan
         assert schedule is not None
-        self.schedule, self._run, self._coordinator, self._members = (
-            schedule,
-            proposal.run,
-            coordinator,
-            members,
-        )
+        self.schedule, self._run = schedule, proposal.run
+        self._coordinator, self._members = coordinator, members
         self._account = CommittedAccount(
             schedule,
             relation=plan.relation,

@@ -95,16 +95,6 @@ class NoisyMetrics:
         """The name, as it is sent, of the metric that weighs an update, and its cap; None: all weigh the same."""
         return next(((name, cap) for name, (_, cap) in self.ranges.items() if name.startswith(WEIGHT)), None)
 
-    def mean_weight(self, tail: FloatArray, clip: float) -> float | None:
-        """The noisy mean over the clients of their weights, from 0 to 1 but for the noise; None: all weigh the same.
-
-        The arguments are those of `means`.
-        """
-        if self.weight is None:
-            return None
-        name, cap = self.weight
-        return self.means(tail, clip, 0.0)[name] / cap
-
     def check(self, proposed: NoisyMetrics) -> None:
         """Raise `RemoteProtocolError` for metrics of a run that these, which a client agrees to send, do not include.
 

@@ -170,26 +170,20 @@ class Setup:
     grid_bits: int | None = None
     modulus_bits: int | None = None
 
-    def terms(self, people: tuple[Participant, ...], coordinates: int, clip: float, run: bytes) -> Terms:
-        """The terms of a round; its number and attempt are yet to be filled in."""
-
-        def on_grid_of(bits: int) -> Terms:
-            return make_terms(
-                replace(self.plan, clip=clip),
-                participants=len(people),
-                coordinates=coordinates,
-                run=run,
-                number=0,
-                mode=self.mode,
-                grid_bits=self.grid_bits,
-                modulus_bits=bits,
-            )
-
-        # The graph does not matter for the size of the sum, so any beacon will do.
-        terms = on_grid_of(self.modulus_bits or 32)
-        if self.modulus_bits is not None or _fits(RoundOpen(terms, people, Beacon(1, bytes(32), b""))):
-            return terms
-        return replace(terms, modulus_bits=64)
+    def terms(self, participants: int, coordinates: int, clip: float, run: bytes) -> Terms:
+        """The terms of a round of that many; its number and attempt are yet to be filled in."""
+        terms = make_terms(
+            replace(self.plan, clip=clip),
+            participants=participants,
+            coordinates=coordinates,
+            run=run,
+            number=0,
+            mode=self.mode,
+            grid_bits=self.grid_bits,
+            modulus_bits=self.modulus_bits or 32,
+        )
+        narrow = self.modulus_bits is not None or _fits(terms, participants)
+        return terms if narrow else replace(terms, modulus_bits=64)
 
     def schedule(self) -> Schedule | None:
         """What a run that carries noise from round to round commits to; None where nothing is carried."""
@@ -203,23 +197,18 @@ class Setup:
             grid_bits=self.grid_bits,
             modulus_bits=self.modulus_bits or 32,
         )
-        if self.modulus_bits is not None:
-            return schedule
-        # Who they are does not matter for the size of the sum.
-        people = tuple(
-            Participant(number.to_bytes(32, "big"), Prekey(0, bytes(32), b""))
-            for number in range(self.participants)
-        )
-        opened = RoundOpen(
-            schedule.terms(b"run", 0), people, Beacon(1, bytes(32), b""), cohorts=RoundCohorts(people, None)
-        )
-        return schedule if _fits(opened) else replace(schedule, modulus_bits=64)
+        narrow = self.modulus_bits is not None or _fits(schedule.terms(b"run", 0), self.participants)
+        return schedule if narrow else replace(schedule, modulus_bits=64)
 
 
-def _fits(opened: RoundOpen) -> bool:
-    """Whether the sum of a round cannot wrap on its grid."""
+def _fits(terms: Terms, participants: int) -> bool:
+    """Whether the sum of a round of that many cannot wrap on its grid, whoever they are and whatever its graph."""
+    people = tuple(
+        Participant(number.to_bytes(32, "big"), Prekey(0, bytes(32), b"")) for number in range(participants)
+    )
+    cohorts = None if terms.carrying is None else RoundCohorts(people, None)
     try:
-        agree(opened).check_fits()
+        agree(RoundOpen(terms, people, Beacon(1, bytes(32), b""), cohorts=cohorts)).check_fits()
     except ConfigError:
         return False
     return True

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,10 @@ from niss.protocol import (
     Entropy,
     Identity,
     Message,
-    Participant,
     Refusal,
     Reveal,
     RoundOpen,
     Server,
-    Terms,
     Upload,
     agree,
     decode,
@@ -68,17 +66,6 @@ LIED = "what it revealed in the repair, or committed to, is proven false"
 _KILLED = "the server ended while it was open; it is charged to those who were asked"
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """A round that is to be opened: the arguments of `Session.begin`."""
-
-    number: int
-    nodes: tuple[int, ...]
-    connected: frozenset[int]
-    coordinates: int
-    following: tuple[int, ...] | None
 
 
 class Session:
@@ -140,14 +127,14 @@ class Session:
         self.stage = Stage.DONE
         self.round: SessionRound | None = None
         self.refused: NissError | None = None
-        self._begun: _Begun | None = None
+        self._opening: Callable[[], None] | None = None
         self._asked: dict[int, Request] = {}
-        self._terms: dict[tuple[int, int, float], Terms] = {}
+        # They depend on the number of participants and the clip alone, so they are made once for each.
+        self._terms = lru_cache(maxsize=16)(setup.terms)
         self._carried: CarriedRounds | None = None
         if self.proposal.schedule is not None:
             self._carried = CarriedRounds(self.proposal, coordinator, self.members, self.state.turns)
             self.state.turns = self._carried.turns
-        self._allowed = self.proposal.round_mu
         if saved is not None:
             self.members.resumed = True
             self.state.resumed += 1
@@ -181,16 +168,13 @@ class Session:
         following    where noise is carried over and somebody else than this session says whose turn it is: who takes
                      part in the next round; `nodes` are those of this one
         """
-        self._begun = _Begun(
-            number,
-            tuple(nodes),
-            frozenset(connected),
-            coordinates + len(self.proposal.metrics.ranges),
-            None if following is None else tuple(following),
+        nodes = tuple(nodes)
+        self._opening = partial(
+            self._try_to_open, number, nodes, connected, coordinates + len(self.proposal.metrics), following
         )
         self.state.clip = self.state.clip if clip is None else clip
         self.members.ask_again()
-        everyone = dict.fromkeys((*self._begun.nodes, *(following or ())))
+        everyone = dict.fromkeys((*nodes, *(following or ())))
         if not self.members.gathered:
             everyone |= dict.fromkeys(connected)
         self.refused = None
@@ -216,7 +200,8 @@ class Session:
         if stage is Stage.ENROL:
             for node in list(replies):
                 self._admit(node, replies.pop(node))
-            self._try_to_open()
+            assert self._opening is not None
+            self._opening()
         elif stage is Stage.ROUND:
             self._take_uploads(replies)
         elif stage is not Stage.DONE:
@@ -237,7 +222,7 @@ class Session:
     def skip(self, number: int, why: str) -> None:
         """Note that round `number`, counted from 0, does not take place."""
         self.books.skip(number, why)
-        self._begun = None
+        self._opening = None
         self._ask(Stage.DONE, {})
 
     def finish(self) -> tuple[FloatArray | None, RoundRecord]:
@@ -254,7 +239,7 @@ class Session:
         for node in (current.nodes[seat] for seat in outcome.liars):
             current.unhelpful[node] = LIED
             self.members.leave_out(node, LIED)
-        self._begun = None
+        self._opening = None
         self._ask(Stage.DONE, {})
         return outcome.total if outcome.survivors else None, self.books.enter(current)
 
@@ -271,7 +256,9 @@ class Session:
             return mean, {}
         size, clip = total.size - len(metrics), current.agreed.terms.clip
         means = metrics.means(total[size:] * weight, clip, math.sqrt(current.variance) * weight)
-        mean[:size] /= self.books.weigh(metrics.mean_weight(mean[size:], clip))
+        if metrics.weight is not None:
+            name, cap = metrics.weight
+            mean[:size] /= self.books.weigh(means[name] / cap)
         return mean[:size], means
 
     def _admit(self, node: int, reply: Reply | str) -> None:
@@ -295,43 +282,47 @@ class Session:
             return
         self._coordinator.enrolled(enrolment.identity, enrolment.prekeys)
 
-    def _try_to_open(self) -> None:
+    def _try_to_open(
+        self,
+        number: int,
+        wanted: tuple[int, ...],
+        connected: Collection[int],
+        coordinates: int,
+        following: Sequence[int] | None,
+    ) -> None:
         """Open the round, and save it before anyone is told; where that cannot be, the round is skipped.
 
-        Too few nodes, unlucky graphs, or a tracker that is away: the next round may do better.
+        Too few nodes, unlucky graphs, or a tracker that is away: the next round may do better. The arguments are those
+        of `begin`.
         """
-        begun = self._begun
-        assert begun is not None
-        ready = [node for node in self.members.seatable(begun.nodes) if self._is_ready(node)]
+        ready = [node for node in self.members.seatable(wanted) if self._is_ready(node)]
         nodes = self.books.with_room(ready)
         survived = () if self._carried is None else self._carried.turns.survived
         try:
             if self._carried is None:
-                opened = self._open(begun, nodes)
+                opened = self._open(number, nodes, coordinates)
             else:
-                opened = self._carried.open(self._server, nodes, self.save, begun.following)
+                opened = self._carried.open(self._server, nodes, self.save, following)
         except (ProtocolError, PrivacyError) as error:
             self.refused, spent = error, len(ready) - len(nodes)
             why = getattr(error, "detail", error.message)
             why += f"; {spent} have spent what the plan allows" if spent else ""
-            self.skip(
-                begun.number, f"{why}; {error.hint}" if self._carried is not None and error.hint else why
-            )
+            self.skip(number, f"{why}; {error.hint}" if self._carried is not None and error.hint else why)
             return
         node_of = {member.identity: node for node, member in self.members.by_node.items()}
         by_seat = tuple(node_of[participant.identity] for participant in opened.participants)
-        self.round = current = SessionRound(begun.number, agree(opened), by_seat, survived)
+        self.round = current = SessionRound(number, agree(opened), by_seat, survived)
         self._ask(Stage.ROUND, dict.fromkeys(by_seat, encode(opened)))
-        if self._carried is not None and begun.connected:
+        if self._carried is not None and connected:
             for node in by_seat:
-                if node not in begun.connected or node in self.members.left_out:
+                if node not in connected or node in self.members.left_out:
                     current.lost[node] = self.members.left_out.get(node, "it is not connected")
                     del self._asked[node]
         self.save()
 
-    def _open(self, begun: _Begun, nodes: list[int]) -> RoundOpen:
+    def _open(self, number: int, nodes: list[int], coordinates: int) -> RoundOpen:
         """A round that stands alone, on the first graph that keeps the promise; nobody has been asked anything yet."""
-        proposal, coordinator, number = self.proposal, self._coordinator, begun.number
+        proposal, coordinator = self.proposal, self._coordinator
         if len(nodes) < proposal.participants:
             raise ProtocolError(
                 f"{len(nodes)} nodes could take part, at least {proposal.participants} are needed"
@@ -341,19 +332,12 @@ class Session:
             proposal.plan,
             number,
             seat=lambda attempt: coordinator.seat(number, attempt, identities, proposal.participants),
-            terms=lambda people: self._terms_for(people, begun.coordinates),
+            terms=lambda people: self._terms(len(people), coordinates, self.state.clip, proposal.run),
             release=lambda attempt, commitment: coordinator.release(number, attempt, commitment),
             assess=self.books.assess,
-            allowed=self._allowed,
+            allowed=proposal.round_mu,
         )
         return self._server.open_round(proposed.terms, proposed.participants, proposed.beacon)
-
-    def _terms_for(self, people: tuple[Participant, ...], coordinates: int) -> Terms:
-        """They depend on the number of participants and the clip alone, so they are made once for each."""
-        key = len(people), coordinates, self.state.clip
-        if key not in self._terms:
-            self._terms[key] = self._setup.terms(people, coordinates, self.state.clip, self.proposal.run)
-        return self._terms[key]
 
     def _take_uploads(self, replies: dict[int, Reply | str]) -> None:
         """End the uploads. Those who declined are asked again in a later round, see `niss.session.members`.
@@ -427,7 +411,7 @@ class Session:
 
     @property
     def _current(self) -> SessionRound:
-        if self.round is None or self._begun is None:
+        if self.round is None or self._opening is None:
             raise ConfigError("no round has been begun", field="session")
         return self.round
 
