@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -29,37 +30,21 @@ def mu_of(agreed: Agreed, variance: float) -> float:
     return agreed.terms.clip / len(agreed.participants) / math.sqrt(variance)
 
 
-@pytest.mark.parametrize("neighbours", [9.0, 3.0])
-def test_without_colluders_it_is_the_joint_view_of_the_worst_client(neighbours: float) -> None:
+@pytest.mark.parametrize(
+    ("neighbours", "colluders"), [(9.0, 0), (3.0, 0), (9.0, 1), (9.0, 3), (9.0, 8), (3.0, 2)]
+)
+def test_it_is_the_joint_view_of_the_worst_client_with_the_worst_colluders(
+    neighbours: float, colluders: int
+) -> None:
     agreed = proposed(neighbours=neighbours)
-    variance = effective_variance(agreed.graph, unit_variance=0.25, residual_variance=0.2)
-    assert DrawnAccount()(agreed, 0) == pytest.approx(mu_of(agreed, float(variance.min())))
-    assert DrawnAccount(relation="replace-one")(agreed, 0) == pytest.approx(
-        2.0 * mu_of(agreed, float(variance.min()))
-    )
-
-
-@pytest.mark.parametrize("colluders", [1, 3, 8])
-def test_colluders_on_a_complete_graph_are_all_alike(colluders: int) -> None:
-    agreed = proposed()
-    variance = effective_variance(
-        agreed.graph, unit_variance=0.25, residual_variance=0.2, colluders=range(colluders)
-    )
-    assert DrawnAccount()(agreed, colluders) == pytest.approx(mu_of(agreed, float(variance.min())))
-
-
-def test_on_a_sparse_graph_every_set_of_colluders_is_covered() -> None:
-    agreed = proposed(neighbours=3.0)
+    noise = {"unit_variance": 0.25, "residual_variance": 0.2}
     worst = min(
-        float(
-            effective_variance(
-                agreed.graph, unit_variance=0.25, residual_variance=0.2, colluders=(one, two)
-            ).min()
-        )
-        for one in range(10)
-        for two in range(one)
+        float(effective_variance(agreed.graph, colluders=known, **noise).min())
+        for known in itertools.combinations(range(10), colluders)
     )
-    assert DrawnAccount()(agreed, 2) == pytest.approx(mu_of(agreed, worst))
+    assert DrawnAccount()(agreed, colluders) == pytest.approx(mu_of(agreed, worst))
+    replaced = DrawnAccount(relation="replace-one")(agreed, colluders)
+    assert replaced == pytest.approx(2.0 * mu_of(agreed, worst))
 
 
 @pytest.mark.parametrize(("revealed", "dropped"), [(0, 0), (2, 2), (1, 3), (3, 1)])
@@ -139,13 +124,10 @@ def test_the_bound_on_members_holds_as_often_as_it_says() -> None:
 
 def test_a_committee_is_as_small_as_dropouts_allow() -> None:
     assert committee_size(100, 0, 0.0, 0.0) == 10
-    few, many = committee_size(100, 0, 0.0, 0.05), committee_size(100, 0, 0.0, 0.2)
-    assert few is not None
-    assert many is not None
-    assert 10 <= few < many < 100
+    sizes = {rate: committee_size(100, 0, 0.0, rate) for rate in (0.05, 0.2)}
+    assert 10 <= sizes[0.05] < sizes[0.2] < 100
     assert committee_size(12, 4, 1e-6, 0.3) is None
-    for size in (few, many):
-        rate = 0.05 if size == few else 0.2
+    for rate, size in sizes.items():
         assert most_dropped(size, rate, 1.0) <= size - committee_threshold(100, size, 0, 0.0)
 
 
@@ -184,10 +166,9 @@ def test_a_second_question_about_the_same_round_is_answered_alike() -> None:
 
 
 def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
-    with LedgerFile.create(
-        tmp_path / "ledger", LedgerHeader(run="run", budgets={"me": 1.0}, delta=1e-5)
-    ) as ledger:
-        charge, agreed = DrawnAccount(relation="zero-out").charging(ledger, "me"), proposed()
+    header = LedgerHeader(run="run", budgets={"me": 1.0}, delta=1e-5)
+    with LedgerFile.create(tmp_path / "ledger", header) as ledger:
+        charge, agreed = DrawnAccount().charging(ledger, "me"), proposed()
         charge(agreed, 0.6)
         assert ledger.spent("me") == pytest.approx(0.6)
         assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(agreed, 2.0 * 0.25 * 9.0 + 0.2))
@@ -200,10 +181,7 @@ def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
 def test_a_round_without_shares_can_be_charged_too(tmp_path: Path) -> None:
     """The residual noise protects an upload alone; without that either there is no marginal guarantee."""
     with LedgerFile.create(tmp_path / "ledger", LedgerHeader(run="run", delta=1e-5)) as ledger:
-        charge, residual = (
-            DrawnAccount(relation="zero-out").charging(ledger, "me"),
-            proposed(unit_variance=0.0),
-        )
+        charge, residual = DrawnAccount().charging(ledger, "me"), proposed(unit_variance=0.0)
         charge(residual, 0.5)
         assert ledger.spent("me") == pytest.approx(0.5)
         assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(residual, 0.2))
@@ -215,10 +193,8 @@ def test_a_round_without_shares_can_be_charged_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tau2", [0.0, 0.3])
 def test_a_charge_costs_what_the_simulator_says_of_the_same_round(relation: str, tau2: float) -> None:
     """One upload looked at alone: the client's own ledger and the simulator's `RoundPlan` agree."""
-    size, plan = (
-        10,
-        Plan(clip=0.7, epsilon=2.0, relation=relation, neighbours=9.0, graph="complete", tau2=tau2),
-    )
+    size = 10
+    plan = Plan(clip=0.7, epsilon=2.0, relation=relation, neighbours=9.0, graph="complete", tau2=tau2)
     simulated = plan.for_round(range(size), weights=1.0 / size, records=1.0, beacon=b"b")
     terms = make_terms(plan, participants=size, coordinates=4, run=bytes(16), number=0)
     agreed = agree(Federation(size, "assess").open(terms))

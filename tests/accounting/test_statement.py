@@ -57,43 +57,51 @@ def test_clients_are_listed_with_what_they_spent() -> None:
         assert client.mu_marginal < client.mu_joint
 
 
-@pytest.mark.parametrize("distortion", ["additive", "scalar", "coordinate"])
-def test_without_distortion_there_is_no_guarantee_and_no_number(distortion: str) -> None:
-    statement = _after(2, tau2=0.0, distortion=distortion)
-    assert statement.epsilon_joint is None
-    assert statement.budget_epsilon is None
-    assert statement.words.startswith("No guarantee in the joint view.")
-    assert "cancel exactly" in statement.words
-    assert statement.epsilon_marginal is not None
-    assert "the paper's view" in statement.words
-    assert statement.clients[0].mu_joint is None
-    assert statement.clients[0].epsilon_joint is None
-
-
-def test_the_reason_given_is_the_one_that_holds() -> None:
-    coordinate = _after(1, tau2=0.5, distortion="coordinate").words
-    scalar = _after(1, tau2=0.5, distortion="scalar").words
-    partial = _after(
-        1, tau2=(0.0, 0.0, 0.5, 0.5, 0.5), graph="coalition", groups=((0, 1), (2, 3, 4)), neighbours=1.0
-    ).words
-    assert "per coordinate" in coordinate
-    assert "factors" in scalar
-    assert "some group" in partial
-    for words in (coordinate, scalar, partial):
-        assert words.startswith("No guarantee")
-        assert "cancel exactly" not in words
+NO = "No guarantee in the joint view. "
+BARE = ("cancel exactly", "the paper's view")
+GROUPS = {"graph": "coalition", "groups": ((0, 1), (2, 3, 4)), "neighbours": 1.0}
+LABEL = ("a label, not a promise",)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"unit": "nbafl"}, {"mechanism": "classical", "allow_invalid": True, "epsilon": 10.0}]
+    ("rounds", "settings", "start", "said", "unsaid"),
+    [
+        (2, {"tau2": 0.0}, NO, BARE, ()),
+        (2, {"tau2": 0.0, "distortion": "scalar"}, NO, BARE, ()),
+        (2, {"tau2": 0.0, "distortion": "coordinate"}, NO, BARE, ()),
+        (1, {"tau2": 0.5, "distortion": "coordinate"}, NO, ("per coordinate",), BARE[:1]),
+        (1, {"tau2": 0.5, "distortion": "scalar"}, NO, ("factors",), BARE[:1]),
+        (1, {"tau2": (0.0, 0.0, 0.5, 0.5, 0.5), **GROUPS}, NO, ("some group",), BARE[:1]),
+        (1, {"unit": "nbafl"}, "No guarantee", LABEL, ()),
+        (1, {"mechanism": "classical", "allow_invalid": True, "epsilon": 10.0}, "No guarantee", LABEL, ()),
+        (2, {"method": "fedavg"}, "No privacy", (), ()),
+        (0, {}, "Nothing was uploaded, so nothing was revealed.", (), ()),
+    ],
+    ids=str,
 )
-def test_a_heuristic_is_labelled_and_promises_nothing(settings: dict[str, Any]) -> None:
-    statement = _after(1, **settings)
-    assert statement.heuristic
+def test_where_there_is_no_guarantee_there_is_no_number_and_the_reason_that_holds(
+    rounds: int, settings: dict[str, Any], start: str, said: tuple[str, ...], unsaid: tuple[str, ...]
+) -> None:
+    statement = _after(rounds, **settings)
+    assert statement.words.startswith(start)
+    for words in said:
+        assert words in statement.words
+    for words in unsaid:
+        assert words not in statement.words
     assert statement.epsilon_joint is None
-    assert all(client.epsilon_joint is None for client in statement.clients)
-    assert statement.words.startswith("No guarantee")
-    assert "a label, not a promise" in statement.words
+    assert statement.heuristic == (said == LABEL)
+    if rounds:
+        assert statement.clients[0].epsilon_joint is None
+    if said == LABEL:
+        assert all(client.epsilon_joint is None for client in statement.clients)
+    if start == NO:
+        assert statement.budget_epsilon is None
+        assert statement.clients[0].mu_joint is None
+    if said == BARE:
+        assert statement.epsilon_marginal is not None
+    if start == "No privacy":
+        assert statement.epsilon_marginal is None
+        assert statement.caveats == ()
 
 
 def test_central_dp_names_the_trusted_server() -> None:
@@ -112,26 +120,7 @@ def test_dp_fedavg_holds_in_both_views() -> None:
     assert not any("collude" in caveat for caveat in statement.caveats)
 
 
-def test_fedavg_says_so() -> None:
-    statement = _after(2, method="fedavg")
-    assert statement.words.startswith("No privacy")
-    assert statement.epsilon_joint is None
-    assert statement.epsilon_marginal is None
-    assert statement.caveats == ()
-
-
-def test_a_random_graph_states_its_cost() -> None:
-    statement = _after(1, graph="random", tau2=0.5)
-    assert any("random list" in caveat and "Theorem 2" in caveat for caveat in statement.caveats)
-
-
-def test_before_any_round_nothing_is_claimed() -> None:
-    statement = _after(0)
-    assert statement.epsilon_joint is None
-    assert statement.words == "Nothing was uploaded, so nothing was revealed."
-
-
-def test_units_and_relations_are_named() -> None:
+def test_units_relations_and_random_lists_are_named() -> None:
     record = _after(1, unit="record", learning_rate=0.1)
     assert record.relation == "replace-one"
     assert "one record of a client" in record.words
@@ -140,6 +129,8 @@ def test_units_and_relations_are_named() -> None:
     assert replaced.relation == "replace-one"
     assert "replaced by any other" in replaced.words
     assert "over 1 participation," in replaced.words
+    listed = _after(1, graph="random", tau2=0.5)
+    assert any("random list" in caveat and "Theorem 2" in caveat for caveat in listed.caveats)
 
 
 @pytest.mark.parametrize(
@@ -194,24 +185,11 @@ def test_where_the_noise_came_from_is_said_truly() -> None:
     assert make_statement(Plan(method="fedavg"), ledger, noise_from="entropy").caveats == ()
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        {"relation": "zero-out"},
-        {"unit": "record"},
-        {"delta": 2e-5},
-    ],
-)
+@pytest.mark.parametrize("claim", [{"relation": "zero-out"}, {"unit": "record"}, {"delta": 2e-5}])
 def test_a_claim_in_another_relation_is_not_put_beside_the_joint_one(claim: dict[str, Any]) -> None:
     plan = Plan(relation="replace-one", neighbours=3.0)
-    told = {
-        "epsilon": 1.38,
-        "delta": 1e-5,
-        "unit": "client",
-        "relation": "replace-one",
-        "accountant": "x",
-        "words": "y",
-    }
+    told = {"epsilon": 1.38, "delta": 1e-5, "unit": "client", "relation": "replace-one"}
+    told |= {"accountant": "x", "words": "y"}
     ledger = Ledger.empty(CLIENTS)
     assert make_statement(plan, ledger, outsider=OutsiderClaim(**told)).epsilon_outsider == 1.38
     with pytest.raises(ConfigError) as caught:
@@ -223,13 +201,8 @@ GRAPH = niss.ShareGraph.regular(12, degree=4, beacon=b"statement")
 
 
 def make(**changes: object) -> niss.Statement:
-    settings: dict[str, object] = {
-        "unit_variance": 0.25,
-        "residual_variance": 0.2,
-        "sensitivity": 0.5,
-        "delta": 1e-5,
-    }
-    return niss.assess(GRAPH, **{**settings, **changes})  # type: ignore[arg-type]
+    noise = {"unit_variance": 0.25, "residual_variance": 0.2, "sensitivity": 0.5, "delta": 1e-5}
+    return niss.assess(GRAPH, **{**noise, **changes})  # type: ignore[arg-type]
 
 
 def test_numbers_follow_from_the_effective_variance() -> None:

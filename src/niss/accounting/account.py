@@ -20,10 +20,10 @@ from typing import Any
 from niss.accounting.committed import Committed
 from niss.accounting.discretisation import (
     Promise,
-    check_discretisation,
     check_run_discretisation,
     is_wide_enough,
-    round_grid_delta,
+    require_affordable,
+    round_draws,
     run_grid_delta,
 )
 from niss.accounting.ledger import Charge, ChargeableLedger
@@ -102,7 +102,8 @@ class DrawnAccount(Account):
         if key not in self._known:
             self._known.clear()
             mu = _worst_mu(agreed, colluders, self._relation, self._failure)
-            check_discretisation(agreed, mu, self._promise or Promise())
+            if mu < math.inf:  # Else nothing is claimed, so nothing can fall short of it.
+                require_affordable(round_draws(agreed).cost(self._promise or Promise(), mu))
             self._known[key] = mu
         return self._known[key]
 
@@ -110,7 +111,7 @@ class DrawnAccount(Account):
         marginal = upload_mu(agreed.terms, len(agreed.participants), self._relation)
         grid = None
         if self._promise is not None and math.isfinite(mu):
-            grid = round_grid_delta(agreed, self._promise)
+            grid = round_draws(agreed).delta(replace(self._promise, rounds=1))
         return Charge(mu * mu, marginal * marginal, grid_delta=grid)
 
     def basis(self, terms: Terms) -> dict[str, Any]:

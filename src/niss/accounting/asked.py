@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
@@ -45,23 +46,12 @@ _ACROSS_ROUNDS = (
 )  # fmt: skip
 
 
-def method_names() -> Iterable[str]:
-    """The methods that are registered."""
-    from niss.methods import METHODS
-
-    return METHODS
+def _registered(module: str, table: str) -> Callable[[], Iterable[str]]:
+    """The names in that table, once they are asked for."""
+    return lambda: getattr(import_module(module), table)
 
 
-def _distortion_names() -> Iterable[str]:
-    from niss.methods import DISTORTIONS
-
-    return DISTORTIONS
-
-
-def _graph_names() -> Iterable[str]:
-    from niss.graph import GRAPHS
-
-    return GRAPHS
+method_names = _registered("niss.methods", "METHODS")
 
 
 @settings
@@ -106,7 +96,7 @@ class Sharing:
     ] = 10.0
     graph: Annotated[
         str,
-        OneOf(_graph_names),
+        OneOf(_registered("niss.graph", "GRAPHS")),
         Doc("Who shares with whom: balanced and random, everyone, a plain random list, or within groups."),
     ] = "regular"
     groups: Annotated[
@@ -114,7 +104,7 @@ class Sharing:
     ] = ()
     distortion: Annotated[
         str,
-        OneOf(_distortion_names),
+        OneOf(_registered("niss.methods", "DISTORTIONS")),
         Doc(
             "How received shares are changed: `additive` (fresh noise), or by a factor for each share (`scalar`, the "
             "paper's letter) or coordinate."

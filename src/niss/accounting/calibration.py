@@ -316,7 +316,8 @@ class CarriedSearch:
 
     Unless it is repaired, what dropped clients had carried stays in it for good: less is carried where many drop out.
 
-    draft     the run but for its noise; mu, dropout and whether it is repaired as asked
+    draft     the run with a residual of 1 in each sum and no other noise
+    mu        that is promised; `dropout` and whether it is `repaired` as asked
     goal      least noise on average over the rounds (`mean`) or in the last model (`final`)
     """
 
@@ -324,7 +325,28 @@ class CarriedSearch:
     mu: float
     dropout: float
     repaired: bool
-    goal: str
+    goal: str = "mean"
+
+    @classmethod
+    def of(cls, plan: Plan, participants: int, *, repaired: bool, goal: str = "mean") -> CarriedSearch:
+        """For rounds of that size under a plan that carries noise."""
+        assert not isinstance(plan.epsilon, tuple)
+        noise = Noise(
+            participants=participants,
+            neighbours=participants - 1.0,
+            unit=0.0,
+            residual=1.0 / participants,
+            colluders=plan.colluders,
+            dropped=plan.dropped,
+        )
+        draft = Committed(
+            noise=noise,
+            horizon=plan.planned_rounds,
+            separation=plan.separation,
+            pattern=plan.pattern,
+            closing=plan.closing,
+        )
+        return cls(draft, gdp_mu(plan.epsilon, plan.gaussian_delta), plan.dropout, repaired, goal)
 
     @property
     def alone(self) -> float:
@@ -409,48 +431,15 @@ def carrying_nothing(search: CarriedSearch, kappa: float) -> Committed:
     return search.fitted(kappa, 0.0)
 
 
-def run_draft(
-    *,
-    participants: int,
-    rounds: int,
-    separation: int,
-    pattern: str,
-    closing: bool,
-    colluders: int,
-    dropped: int,
-) -> Committed:
-    """A run without noise but for a residual of 1 in each sum."""
-    noise = Noise(
-        participants=participants,
-        neighbours=participants - 1.0,
-        unit=0.0,
-        residual=1.0 / participants,
-        colluders=colluders,
-        dropped=dropped,
-    )
-    return Committed(noise=noise, horizon=rounds, separation=separation, pattern=pattern, closing=closing)
-
-
 @lru_cache(maxsize=64)
 def committed_run(plan: Plan, participants: int) -> Committed:
     """What a plan that carries noise commits to for rounds of that size: the run that leaves least noise in the model.
 
     With tau^2 given there is that much fresh noise instead of what the promise needs, over the shares sent.
     """
-    assert not isinstance(plan.epsilon, tuple)
     assert not isinstance(plan.tau2, tuple)
-    draft = run_draft(
-        participants=participants,
-        rounds=plan.planned_rounds,
-        separation=plan.separation,
-        pattern=plan.pattern,
-        closing=plan.closing,
-        colluders=plan.colluders,
-        dropped=plan.dropped,
-    )
-    mu = gdp_mu(plan.epsilon, plan.gaussian_delta)
-    search = CarriedSearch(draft, mu, plan.dropout, bool(plan.dropped), "mean")
-    run = safely_within(search.at(plan.kappa, plan.carried_to_residual), mu**2)
+    search = CarriedSearch.of(plan, participants, repaired=bool(plan.dropped))
+    run = safely_within(search.at(plan.kappa, plan.carried_to_residual), search.mu**2)
     if plan.tau2 is None:
         return run
     return replace(run, noise=replace(run.noise, residual=plan.tau2 * run.noise.spatial / 2.0))

@@ -44,12 +44,6 @@ class Promise:
     delta: float = 1e-5
     rounds: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.delta < 1.0:
-            raise ConfigError(f"must lie in (0, 1), not {self.delta!r}", field="delta")
-        if not 0.0 < self.epsilon < math.inf:
-            raise ConfigError(f"must be a finite number above 0, not {self.epsilon!r}", field="epsilon")
-
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """What the plan promises everyone."""
@@ -166,30 +160,21 @@ def require_wide_noise(grid_bits: int, variance: float) -> None:
         )
 
 
-def round_grid_delta(agreed: Agreed, promise: Promise) -> float:
-    """What grid and sampler add to delta in this one round, on the graph that was drawn: a client charges it."""
-    return _draws(agreed).delta(replace(promise, rounds=1))
-
-
-def _draws(agreed: Agreed) -> Draws:
+def round_draws(agreed: Agreed) -> Draws:
+    """All that is drawn in this one round, on the graph that was drawn for it."""
     weights, counts = np.unique(agreed.graph.weights, return_counts=True)
     return Draws.of(agreed.terms, len(agreed.participants), weights, counts)
 
 
-def check_discretisation(agreed: Agreed, mu: float, promise: Promise) -> None:
-    """Refuse a grid on which noise as it is drawn is too far from the Gaussians that mu stands for."""
-    if mu < math.inf:  # Else nothing is claimed, so nothing can fall short of it.
-        _require_affordable(_draws(agreed).cost(promise, mu))
-
-
 def check_run_discretisation(schedule: Schedule, mu: float, promise: Promise) -> None:
-    """The same for a participation in a committed run, all of whose rounds stand behind mu."""
+    """Refuse a grid that is no good for a participation in a committed run, all of whose rounds stand behind mu."""
     if Grid(schedule.grid_bits).deviation_steps(narrowest_noise(schedule)) < LEAST_STEPS:
         raise RemoteProtocolError("some noise is only a few grid steps wide", hint="use more grid bits")
-    _require_affordable(run_cost(schedule, promise, mu))
+    require_affordable(run_cost(schedule, promise, mu))
 
 
-def _require_affordable(cost: float) -> None:
+def require_affordable(cost: float) -> None:
+    """Refuse a grid on which noise as it is drawn is too far from the Gaussians that mu stands for."""
     if not cost <= 1.0:
         raise RemoteProtocolError(
             f"on this grid the noise is too far from a Gaussian: {cost:.2g} times what the promise leaves room for",

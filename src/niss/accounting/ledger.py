@@ -28,6 +28,7 @@ from niss.checks import BOOKS, LIMITS, require_real
 from niss.errors import ConfigError, PrivacyError
 from niss.files import to_json
 from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.settings import NotNegative, Positive, Probability, settings
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -88,7 +89,7 @@ class ChargeableLedger(Protocol):
         """Charge before anything is sent, or raise PrivacyError."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class LedgerHeader:
     """What a ledger promises; its first record.
 
@@ -102,31 +103,18 @@ class LedgerHeader:
     """
 
     run: str
-    delta: float
-    budgets: Mapping[str, float | None] | None = None
+    delta: Probability
+    budgets: Mapping[str, Positive | None] | None = None
     unit: str = "client"
     relation: str = "zero-out"
-    delta_failure: float = 0.0
+    delta_failure: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        require_real(self.delta, field="delta", below=1.0, zero_allowed=False)
         require_real(self.delta_failure, field="delta_failure", below=self.delta)
-        for name in ("run", "unit", "relation"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"must be a string, not {getattr(self, name)!r}", field=name)
-        for client, budget in (self.budgets or {}).items():
-            if not isinstance(client, str):
-                raise ConfigError(f"client {client!r} must be named by a string", field="budgets")
-            if budget is not None:
-                require_real(budget, field="budgets", zero_allowed=False)
 
     def body(self) -> dict[str, Any]:
         """The record, without its hash."""
-        budgets = self.budgets and {
-            client: None if budget is None else float(budget) for client, budget in self.budgets.items()
-        }
-        numbers = {"delta": float(self.delta), "delta_failure": float(self.delta_failure)}
-        return {"format": FORMAT, **vars(self), **numbers, "budgets": budgets}
+        return {"format": FORMAT, **vars(self), "budgets": self.budgets and dict(self.budgets)}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from niss.accounting.calibration import (
     cheapest,
     is_drawn,
     noise_in_the_sum,
-    run_draft,
     safely_within,
     total_noise,
 )
@@ -373,26 +372,31 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
     assert question.rounds is not None
     # What is no target is refused in the caller's own numbers.
     gdp_mu(question.epsilon, question.delta)
-    delta = (1.0 - GRID_SHARE) * question.delta
     dropped = question.declared_dropped
     if dropped is None:
-        dropped = most_dropped(size, dropout, delta) if repaired else 0
-    draft = run_draft(
-        participants=size,
-        rounds=question.rounds,
-        separation=_separation(size, question.clients, question.separation, question.pattern),
+        dropped = most_dropped(size, dropout, (1.0 - GRID_SHARE) * question.delta) if repaired else 0
+    apart = _separation(size, question.clients, question.separation, question.pattern)
+    plan = Plan(
+        method="niss-carried",
+        graph="complete",
+        epsilon=question.epsilon,
+        delta=question.delta,
+        participations=math.ceil(question.rounds / apart),
+        horizon=question.rounds,
+        separation=apart,
         pattern=question.pattern,
         closing=question.closing,
         colluders=_colluders(question),
         dropped=dropped,
+        dropout=dropout,
     )
-    search = CarriedSearch(draft, gdp_mu(question.epsilon, delta), dropout, repaired, question.goal)
+    search = CarriedSearch.of(plan, size, repaired=repaired, goal=question.goal)
     ratio = question.carried_to_residual
     chosen = search.at(question.kappa, ratio) if question.kappa else search.cheapest(ratio, say)
     run = safely_within(chosen, search.mu**2)
     say("comparing with trusted servers")
     sensitivity = float(client_sensitivity(1.0 / size, question.clip, question.relation))
-    unit, length, apart = (sensitivity / search.mu) ** 2, run.horizon, run.separation
+    unit, length = (sensitivity / search.mu) ** 2, question.rounds
     whole = sensitivity**2 * run.noise_in_model(dropout, repaired=repaired)
     ours, central = whole[:length], unit * independent_noise(length, apart)
     best = unit * best_noise(length, apart) if length <= BEST_ROUNDS else None
@@ -405,7 +409,7 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
         dropout=dropout,
         mode=question.mode,
         mu=run.mu,
-        participations=math.ceil(length / apart),
+        participations=plan.participations,
         separation=apart,
         carried_to_residual=run.noise.carried / run.noise.residual,
         kappa=run.noise.spatial / (2.0 * search.alone),

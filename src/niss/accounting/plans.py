@@ -82,7 +82,6 @@ class Plan(Trust, Horizon, Sharing, Target):
     learning_rate: Annotated[Positive | None, Doc("Of the one local step of the record unit.")] = None
 
     def __post_init__(self) -> None:
-        Corruption(colluders=self.colluders, revealed=self.revealed, dropped=self.dropped)
         if self.unit == "record" and self.learning_rate is None:
             raise ConfigError(
                 "the record unit needs the rate of the one local step",
