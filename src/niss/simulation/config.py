@@ -197,7 +197,7 @@ def _plan_fields(section: PrivacyConfig | MethodConfig) -> dict[str, Any]:
     from niss.accounting import Plan
 
     known = {one.name for one in fields(Plan)}
-    return {one.name: getattr(section, one.name) for one in fields(section) if one.name in known}
+    return {name: value for name, value in vars(section).items() if name in known}
 
 
 def _carried_fields(config: Config, sampling: Sampling) -> dict[str, Any]:

@@ -166,7 +166,10 @@ class OpenRound:
         # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k), with a bit that says whether it was
         #    short enough where the clip follows the norms.
         if adaptive is None:
-            zeroed = uploads.bound(_clipping(plan), plan.clip, self.client_weights)
+            # In the unit `record` samples were clipped, one by one.
+            by_unit: dict[str, Clipping] = {"client": "l2", "record": "none", "nbafl": "elements"}
+            clipping = by_unit[plan.unit] if plan.private else "none"
+            zeroed = uploads.bound(clipping, plan.clip, self.client_weights)
         else:
             uploads, zeroed = uploads.bound_with_bit(plan.clip, self.client_weights)
 
@@ -246,10 +249,3 @@ class OpenRound:
         return outlook(
             parameters=len(self.weights), rounds=rounds, clip=plan.plan.clip, variance=plan.aggregate_variance
         )
-
-
-def _clipping(plan: Plan) -> Clipping:
-    """How an update is bounded; in the unit `record` its samples were, one by one."""
-    if not plan.private or plan.unit == "record":
-        return "none"
-    return "l2" if plan.unit == "client" else "elements"

@@ -7,9 +7,9 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from itertools import pairwise
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -167,12 +167,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         right, loss = summed.tolist()
         return Evaluation(round(right) / len(labels), loss / len(labels), len(labels))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cohort.close()
 
 
@@ -184,13 +179,7 @@ def local_work(config: Config) -> Work:
     training, privacy = config.training, config.privacy
     if privacy.unit == "record":
         return ClippedStep(privacy.clip, training.learning_rate)
-    return LocalTraining(
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-    )
+    return LocalTraining(**{one.name: getattr(training, one.name) for one in fields(LocalTraining)})
 
 
 def _device(wanted: str, ranks: Ranks) -> str:

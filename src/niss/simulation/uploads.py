@@ -122,26 +122,14 @@ def make_uploads(rows: Tensor, seats: Seats) -> Uploads:
     return HostUploads(rows.cpu().numpy(), seats)
 
 
-@dataclass(frozen=True)
-class _PartOfSpread:
-    """Normals of these seats, of which the mean over all is to be taken: `drawn` is the sum of those drawn here."""
-
-    seats: IntArray
-    drawn: NDArray[np.float64]
-
-    def of_sum(self, seats: IntArray | None) -> NDArray[np.float64]:
-        """What of the mean belongs to this process, in a sum over these seats."""
-        share = 1.0 if seats is None else float(np.isin(self.seats, seats).mean())
-        return share * self.drawn
-
-
 class HostUploads:
     """Rows [clients, h] in the memory of the processor: the reference; `Uploads` says what the methods do."""
 
     def __init__(self, rows: Rows, seats: Seats | None = None) -> None:
         self._rows = rows
         self._seats = Seats.all(len(rows)) if seats is None else seats
-        self._spreads: list[_PartOfSpread] = []
+        # Of normals of which the mean over all seats is to be taken, those seats, and the sum of what was drawn here.
+        self._spreads: list[tuple[IntArray, NDArray[np.float64]]] = []
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -203,7 +191,7 @@ class HostUploads:
         places = self._seats.rows_of(seats)
         streams = [stream.child(name, seat) for seat in self._seats.mine[places].tolist()]
         drawn = add_part_of_spread(self._rows, places, variance, common, streams)
-        self._spreads.append(_PartOfSpread(seats, drawn))
+        self._spreads.append((seats, drawn))
 
     def blank(self, seats: Seats) -> HostUploads:
         return HostUploads(np.zeros((seats.mine.size, self._rows.shape[1]), dtype=self._rows.dtype), seats)
@@ -212,8 +200,10 @@ class HostUploads:
         places = self._seats.rows_of(seats)
         rows = self._rows if places.size == len(self._rows) else self._rows[places]
         summed: NDArray[np.float64] = rows.sum(axis=0, dtype=np.float64)
-        for spread in self._spreads:
-            summed -= spread.of_sum(seats)
+        for spread, drawn in self._spreads:
+            # What of the mean belongs to this process, in a sum over these seats.
+            share = 1.0 if seats is None else float(np.isin(spread, seats).mean())
+            summed -= share * drawn
         return summed
 
     def rows(self) -> Rows:
