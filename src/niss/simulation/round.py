@@ -180,7 +180,9 @@ class OpenRound:
         summed = exchange.play(self, uploads, absent)
         record, noise = summed.record, summed.record.noise
         total = summed.total
-        total, bare, diverged = ranks.pool(total, bare, np.array([float(zeroed)]))
+        if ranks.several:
+            total, bare, diverged = ranks.pool(total, bare, np.array([float(zeroed)]))
+            zeroed = int(diverged[0])
         if record.void:
             total, bare = np.zeros_like(total), np.zeros_like(total)
         measured = float(np.mean((total - bare) ** 2))
@@ -226,7 +228,7 @@ class OpenRound:
             accuracy=None if tested is None else tested.accuracy,
             loss=None if tested is None else tested.loss,
         )
-        return FinishedRound(record, weights, server, int(diverged[0]))
+        return FinishedRound(record, weights, server, zeroed)
 
     def _closing_round(self) -> OpenRound:
         """One more round after this one, the last."""
