@@ -181,8 +181,11 @@ def _with_factors(gradients: dict[str, Tensor], clip: float) -> tuple[dict[str, 
 def clipped_mlp_step(problem: Problem, start: Tensor, samples: Tensor, work: ClippedStep) -> Tensor:
     """What `clipped_gradient_step` returns, for an `Mlp` as built and a client with these rows of the data."""
     total = torch.zeros(problem.layout.size, dtype=torch.float64)
+    sums = list(problem.layout.split(total).values())
     for some in torch.split(samples, _CHUNK):
-        total.add_(_mlp_sums(problem, start, [some], work.clip)[0])
+        for number, (below, delta) in enumerate(_clipped_flows(problem, start, some, work.clip)):
+            sums[2 * number].add_(delta.t().mm(below))
+            sums[2 * number + 1].add_(delta.sum(0))
     return total.mul_(-work.learning_rate / len(samples)).to(start.dtype)
 
 
@@ -194,19 +197,10 @@ def clipped_mlp_steps(
 
     For a device on which many small products cost more than few large ones; memory is O(all samples).
     """
-    rates = torch.tensor([-work.learning_rate / len(own) for own in samples], dtype=torch.float64)
-    return _mlp_sums(problem, start, samples, work.clip).mul_(rates.to(start)[:, None])
-
-
-def _mlp_sums(problem: Problem, start: Tensor, samples: Sequence[Tensor], clip: float) -> Tensor:
-    """The sum of the clipped gradients of each client's samples, [clients, size]; the layout is weight, bias, weight
-    and so on."""
-    rows, counts = torch.cat(list(samples)), [len(own) for own in samples]
-    weights = list(problem.layout.split(start).values())
+    counts = [len(own) for own in samples]
     pieces: list[Tensor] = []
-    flows = _flows(weights, problem.inputs[rows].flatten(1), problem.labels[rows])
-    for below, delta in _usable(flows, clip):
-        if len(counts) > 1 and len(set(counts)) == 1:
+    for below, delta in _clipped_flows(problem, start, torch.cat(list(samples)), work.clip):
+        if len(set(counts)) == 1:
             deltas, belows = (flow.view(len(counts), counts[0], -1) for flow in (delta, below))
             products, sums = deltas.transpose(1, 2).bmm(belows), deltas.sum(1)
         else:
@@ -214,12 +208,19 @@ def _mlp_sums(problem: Problem, start: Tensor, samples: Sequence[Tensor], clip: 
             each = [(some.t().mm(arriving), some.sum(0)) for some, arriving in parts]
             products, sums = (torch.stack(column) for column in zip(*each, strict=True))
         pieces += [products.flatten(1), sums]
-    return torch.cat(pieces, dim=1)
+    rates = torch.tensor([-work.learning_rate / count for count in counts], dtype=torch.float64)
+    return torch.cat(pieces, dim=1).mul_(rates.to(start)[:, None])
 
 
-def _flows(weights: list[Tensor], images: Tensor, labels: Tensor) -> list[_Flow]:
-    """Forward and backward for every sample alone: the loss is the sum of cross-entropies."""
-    arriving = [images]
+def _clipped_flows(problem: Problem, start: Tensor, rows: Tensor, clip: float) -> list[_Flow]:
+    """Of each layer of an `Mlp`, for these rows of the data: its inputs, and its deltas times min(1, clip / ||g_i||);
+    both zero where a sample has no finite gradient.
+
+    Forward and backward for every sample alone: the loss is the sum of cross-entropies. The layout is weight, bias,
+    weight and so on.
+    """
+    weights, labels = list(problem.layout.split(start).values()), problem.labels[rows]
+    arriving = [problem.inputs[rows].flatten(1)]
     for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
         arriving.append(functional.relu(functional.linear(arriving[-1], weight, bias)))
     delta = torch.softmax(functional.linear(arriving[-1], weights[-2], weights[-1]), 1)
@@ -227,12 +228,7 @@ def _flows(weights: list[Tensor], images: Tensor, labels: Tensor) -> list[_Flow]
     flows = [(arriving[-1], delta)]
     for weight, below, output in zip(weights[-2:0:-2], arriving[-2::-1], arriving[:0:-1], strict=True):
         delta = torch.ops.aten.threshold_backward(delta.mm(weight), output, 0)
-        flows.append((below, delta))
-    return flows[::-1]
-
-
-def _usable(flows: list[_Flow], clip: float) -> list[_Flow]:
-    """The flows with each delta times min(1, clip / ||g_i||); a sample without a finite gradient is all zeros."""
+        flows.insert(0, (below, delta))
     parts = [_row_norms(delta) * _row_norms(below).square().add(1.0).sqrt() for below, delta in flows]
     norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     usable = norms.isfinite()
