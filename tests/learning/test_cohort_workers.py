@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from niss.learning import (
     build_model,
 )
 from niss.learning.cpu import CpuEngine
-from niss.learning.cpu.pool import Pool, WorkerError
+from niss.learning.cpu.pool import WorkerError
 from niss.randomness import SimStream
 
 SIZES = (13, 31, 1, 20, 7, 40, 10)
@@ -60,12 +61,19 @@ def federation(
     return Cohort(module, layout, inputs, labels, workers=workers), jobs
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[tuple[Cohort, list[Job]]]:
-    cohort, jobs = federation()
+@contextmanager
+def running(**options: Any) -> Iterator[tuple[Cohort, list[Job]]]:
+    """A federation whose workers have loaded."""
+    cohort, jobs = federation(**options)
     with cohort:
         cohort.start()
         yield cohort, jobs
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[tuple[Cohort, list[Job]]]:
+    with running() as both:
+        yield both
 
 
 def worker_ids(cohort: Cohort) -> list[int]:
@@ -91,7 +99,10 @@ def wait_until_gone(processes: list[int]) -> None:
 def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
     cohort, jobs = started
     same_groups, _ = federation()
-    updates = cohort.train(jobs, WORK)
+    done: list[int] = []
+    updates = cohort.train(jobs, WORK, progress=done.append)
+    assert sum(done) == len(jobs)
+    assert cohort.train([], WORK).shape == (0, cohort._layout.size)
     assert torch.equal(updates, same_groups.train(jobs, WORK))
     assert same_groups._engine._pool is None
     alone, _ = federation(workers=1)
@@ -103,30 +114,13 @@ def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
 
 
 def test_the_first_shared_round_does_not_count_against_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    cohort, jobs = federation()
-    shared: list[int] = []
-    run = Pool.run
-
-    def spy(pool: Pool, *arguments: Any) -> None:
-        shared.append(1)
-        run(pool, *arguments)
-
-    monkeypatch.setattr(Pool, "run", spy)
-    with cohort:
-        cohort.start()
+    with running() as (cohort, jobs):
+        left_to_workers = shared_by(cohort, monkeypatch)
         cohort.train(jobs, WORK)
         assert not cohort._engine._together.samples
         cohort.train(jobs, WORK)
         assert cohort._engine._together.samples
-    assert len(shared) == 2
-
-
-def test_progress_counts_everyone(started) -> None:
-    cohort, jobs = started
-    done: list[int] = []
-    assert cohort.train(jobs, WORK, progress=done.append).isfinite().all()
-    assert sum(done) == len(jobs)
-    assert cohort.train([], WORK).shape == (0, cohort._layout.size)
+    assert len(left_to_workers) == 2
 
 
 def test_more_starts_than_before_and_jobs_in_any_order(started) -> None:
@@ -172,9 +166,7 @@ def test_close_ends_every_worker_and_work_can_go_on() -> None:
 
 @needs_proc
 def test_a_killed_worker_is_an_error_that_says_so_and_ends_the_others() -> None:
-    cohort, jobs = federation(workers=3)
-    with cohort:
-        cohort.start()
+    with running(workers=3) as (cohort, jobs):
         processes = worker_ids(cohort)
         os.kill(processes[1], signal.SIGKILL)
         with pytest.raises(
@@ -240,15 +232,11 @@ def test_an_error_inside_a_worker_arrives_as_it_was(tmp_path, monkeypatch) -> No
     monkeypatch.syspath_prepend(tmp_path)
     picky = importlib.import_module("picky_layers").Picky
     module = nn.Sequential(nn.Flatten(), picky(36, 10))
-    cohort, jobs = federation(module)
-    with cohort:
-        cohort.start()
+    with running(module=module) as (cohort, jobs):
         assert cohort.train(jobs, WORK).isfinite().all()
-    cohort, jobs = federation(module, spoilt=77.0)
-    with cohort:
-        cohort.start()
-        with pytest.raises(ConfigError, match="77 is not allowed") as caught:
-            cohort.train(jobs, WORK)
+    refused = pytest.raises(ConfigError, match="77 is not allowed")
+    with running(module=module, spoilt=77.0) as (cohort, jobs), refused as caught:
+        cohort.train(jobs, WORK)
     assert caught.value.field == "images"
     assert caught.value.hint == "use 78"
     assert "picky_layers.py" in str(caught.value.__cause__)
@@ -275,9 +263,7 @@ def test_what_workers_cannot_import_is_trained_here_and_says_why(tmp_path, monke
     vanishing = importlib.import_module("vanishing_layers").Vanishing
     source.unlink()
     module = nn.Sequential(nn.Flatten(), vanishing(36, 10))
-    cohort, jobs = federation(module)
-    with cohort:
-        cohort.start()
+    with running(module=module) as (cohort, jobs):
         assert "one process, because workers cannot load the module" in cohort.engine
         assert cohort.train(jobs, WORK).isfinite().all()
 

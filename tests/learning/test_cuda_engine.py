@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from niss.learning import ClippedStep, FlatLayout, Job, LocalTraining
+from niss.learning import ClippedStep, FlatLayout, LocalTraining
 from niss.learning import cuda as engine_module
 from niss.learning.cohort import BatchTable, Problem, Work
 from niss.learning.cuda import CudaEngine
 from niss.learning.cuda.program import DeviceTable, PlainSteps, Steps, stacked_module
-from niss.randomness import SimStream
+from support.stacked import assert_as_the_reference, make_jobs
 
 WORK = LocalTraining(epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
 MEMORY = 2**34
@@ -100,20 +100,21 @@ def make_problem(module: nn.Module) -> Problem:
     return Problem(module, FlatLayout.of(module), inputs, labels)
 
 
-def make_jobs(starts: Sequence[Tensor], sizes: Sequence[int] = (9, 4, 12, 7, 3, 10)) -> list[Job]:
-    rows = torch.arange(60).split([*sizes, 60 - sum(sizes)])
-    return [Job(starts[n % len(starts)], rows[n], SimStream(n)) for n in range(len(sizes))]
+SIZES = (9, 4, 12, 7, 3, 10)
 
 
-def assert_equal(engine: CudaEngine, problem: Problem, jobs: list[Job], work: Work) -> None:
+def assert_equal(
+    engine: CudaEngine, problem: Problem, starts: Sequence[Tensor], work: Work, sizes: Sequence[int] = SIZES
+) -> None:
+    """For clients from these starts in turn, or from the weights of the module."""
+    jobs = make_jobs(problem, sizes, starts)
     rows = torch.full((len(jobs), problem.layout.size), torch.nan, dtype=torch.float64)
 
     def take(numbers: Sequence[int], updates: Tensor) -> None:
         rows[list(numbers)] = updates
 
     engine.perform(work, jobs, take)
-    for row, job in zip(rows, jobs, strict=True):
-        torch.testing.assert_close(row, problem.update_of(job, work), rtol=1e-10, atol=1e-12)
+    assert_as_the_reference(problem, jobs, work, rows)
 
 
 def test_clients_that_agree_in_what_is_frozen_are_stacked_and_others_are_not() -> None:
@@ -122,33 +123,31 @@ def test_clients_that_agree_in_what_is_frozen_are_stacked_and_others_are_not() -
     start = problem.layout.flatten(problem.module)
     trained = problem.layout.trainable_mask()
     other = torch.where(trained, 0.7 * start, start)
-    assert_equal(engine, problem, make_jobs([start, other]), WORK)
+    assert_equal(engine, problem, [start, other], WORK)
     assert Eager.made == [6]
     third = torch.where(trained, start, 0.7 * start)
-    assert_equal(engine, problem, make_jobs([start, other, third]), WORK)
+    assert_equal(engine, problem, [start, other, third], WORK)
     assert sorted(Eager.made[1:]) == [2, 4]
     for clip in (0.1, 10.0):
-        assert_equal(engine, problem, make_jobs([start, other, third]), ClippedStep(clip, 0.5))
+        assert_equal(engine, problem, [start, other, third], ClippedStep(clip, 0.5))
 
 
 def test_few_clients_of_a_recurrent_layer_are_trained_one_after_another() -> None:
     problem = make_problem(Unrolled())
     engine = CudaEngine(problem, device="cpu")
     assert "fewer than 3 clients" in engine.name
-    start = problem.layout.flatten(problem.module)
-    assert_equal(engine, problem, make_jobs([start], (9, 4)), WORK)
+    assert_equal(engine, problem, [], WORK, (9, 4))
     assert not Eager.made
-    assert_equal(engine, problem, make_jobs([start]), WORK)
-    assert Eager.made == [6]
     assert_equal(engine, problem, [], WORK)
+    assert Eager.made == [6]
+    assert_equal(engine, problem, [], WORK, ())
 
 
 def test_clients_that_fill_the_device_alone_are_not_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make_problem(Adapted())
     engine = CudaEngine(problem, device="cpu")
-    jobs = make_jobs([problem.layout.flatten(problem.module)])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 2**31)
-    assert_equal(engine, problem, jobs, WORK)
+    assert_equal(engine, problem, [], WORK)
     assert not Eager.made
 
 
@@ -157,7 +156,7 @@ def test_chunks_hold_what_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -
     engine = CudaEngine(problem, device="cpu")
     needed = engine._bytes_of_a_client(WORK, 4)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2 * 2 * needed, MEMORY))
-    assert_equal(engine, problem, make_jobs([problem.layout.flatten(problem.module)]), WORK)
+    assert_equal(engine, problem, [], WORK)
     assert Eager.made == [2]
 
 
@@ -183,8 +182,8 @@ def test_clients_are_dealt_to_lanes_and_stay_in_order(
     monkeypatch.setattr(engine_module, "_kernel_steps", lambda _: InLanes)
     engine._formulation = replace(engine._formulation, triton=True)
     start = problem.layout.flatten(problem.module)
-    assert_equal(engine, problem, make_jobs([start], sizes), WORK)
-    assert_equal(engine, problem, make_jobs([start, 0.7 * start], sizes), WORK)
+    assert_equal(engine, problem, [], WORK, sizes)
+    assert_equal(engine, problem, [start, 0.7 * start], WORK, sizes)
     assert Eager.made == [len(sizes)]
     (program,) = engine._programs.values()
     assert isinstance(program, Eager)
@@ -207,7 +206,6 @@ def test_clipped_steps_go_on_in_smaller_chunks_where_memory_ends(monkeypatch: py
         return together(*parts, chunk=chunk, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine_module, "clipped_gradient_steps", scarce)
-    jobs = make_jobs([problem.layout.flatten(problem.module)])
-    assert_equal(engine, problem, jobs, ClippedStep(0.1, 0.5))
+    assert_equal(engine, problem, [], ClippedStep(0.1, 0.5))
     assert chunks[0] == 4096
     assert chunks[-1] == 16

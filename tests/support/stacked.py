@@ -1,44 +1,35 @@
-"""Clients of one problem, trained stacked on the processor, to be compared with the reference."""
+"""Clients of one problem, and their updates compared with the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from niss.learning import Job, LocalTraining
-from niss.learning.cohort import BatchTable, Problem
-from niss.learning.cuda.program import DeviceTable, PlainSteps, stacked_module
+from niss.learning import Job
+from niss.learning.cohort import Problem, Work
 from niss.randomness import SimStream
 
 
-def make_jobs(task: Problem, sizes: Sequence[int]) -> list[Job]:
-    """A client for each of these numbers of samples, which groups want in falling order; all from one start."""
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    start = task.layout.flatten(task.module)
+def make_jobs(task: Problem, sizes: Sequence[int], starts: Sequence[Tensor] = ()) -> list[Job]:
+    """A client for each of these numbers of samples, from these starts in turn, or from the weights of the module."""
+    starts = starts or [task.layout.flatten(task.module)]
+    rows = torch.arange(len(task.labels)).split([*sizes, len(task.labels) - sum(sizes)])
     return [
-        Job(start, torch.arange(end - size, end), SimStream(number))
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        Job(starts[number % len(starts)], rows[number], SimStream(number)) for number in range(len(sizes))
     ]
 
 
-def run_stacked(task: Problem, jobs: Sequence[Job], work: LocalTraining, **options: bool) -> PlainSteps:
-    """The steps that a CUDA graph would hold, one by one; `options` are those of `stacked_module`."""
-    table = BatchTable(jobs, work)
-    resident = DeviceTable(table.steps + 1, len(jobs), table.width, torch.device("cpu"))
-    for _ in table.fill():
-        pass
-    resident.write(table, 0, table.steps)
-    steps = PlainSteps(stacked_module(task.module, **options), task, resident, work)
-    steps.load(torch.stack([job.start for job in jobs]))
-    with torch.no_grad():
-        for offset in range(table.steps):
-            steps.enqueue(offset)
-    return steps
+def two_starts(task: Problem) -> list[Tensor]:
+    """The weights of the module, and others in what is trained."""
+    start = task.layout.flatten(task.module)
+    return [start, torch.where(task.layout.trainable_mask(), 1.5 * start, start)]
 
 
-def assert_learned_alike(found: Tensor, expected: Tensor) -> None:
+def assert_as_the_reference(task: Problem, jobs: Sequence[Job], work: Work, rows: Iterable[Tensor]) -> None:
     """Equal up to rounding in float64, and not because nothing was learned."""
-    assert float(expected.abs().max()) > 1e-3, "nothing was learned, so nothing is compared"
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    for found, job in zip(rows, jobs, strict=True):
+        expected = task.update_of(job, work)
+        assert float(expected.abs().max()) > 1e-3, "nothing was learned, so nothing is compared"
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
