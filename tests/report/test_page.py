@@ -115,6 +115,9 @@ def test_a_comparison_that_has_only_begun_still_gets_a_page(demo: Path) -> None:
     (demo / "summary.json").unlink()
     for folder in [path for path in demo.iterdir() if path.is_dir()]:
         shutil.rmtree(folder)
+    report = read_report_input(demo)
+    assert report.is_comparison
+    assert report.methods == ()
     assert "This comparison is unfinished: 0 methods have begun" in page_of(demo).text
 
 
@@ -175,7 +178,6 @@ def finish(folder: Path, one: dict[str, Any], **statement: Any) -> Path:
 
 def test_a_run_says_what_it_promised_and_what_that_is_worth(run_folder: Path, one: dict[str, Any]) -> None:
     promise = read_promise(add_ledger(finish(run_folder, one | {"epsilon_joint": 2.9912})))
-    assert promise is not None
     assert promise.amount == "ε = 3.00, δ = 1e-05"
     # Phi(0.35) = 0.6368, against 0.952 for epsilon alone.
     assert promise.guess == "63.7 %"
@@ -262,6 +264,7 @@ def test_it_shows_finding_picture_numbers_and_settings(tmp_path: Path) -> None:
     assert "τ = 0 &lt;b&gt;" in text
     assert "trace" not in text, "what does not fit into a cell is left out"
     assert "iterations 60" in text
+    assert '<th scope="col">label found</th>' in text, "without headings every key is a column"
     assert "<b>" not in text
 
 
@@ -273,11 +276,6 @@ def test_columns_have_the_headings_of_the_attack(tmp_path: Path) -> None:
         '<tr><th scope="col">Case</th><th scope="col">PSNR, dB</th><th scope="col">Label &lt;found&gt;</th></tr>'
     )
     assert "no guarantee" not in text, "a key without a heading is no column"
-
-
-def test_without_headings_every_key_is_a_column(tmp_path: Path) -> None:
-    text = text_of(write_attack(tmp_path / "a"))
-    assert '<th scope="col">label found</th>' in text
 
 
 def test_an_interrupted_one_says_so(tmp_path: Path) -> None:
@@ -328,6 +326,7 @@ def test_one_folder_in_a_list_is_one_report(demo: Path, tmp_path: Path) -> None:
 
 
 def test_attacks_are_shown_with_their_words(demo: Path) -> None:
+    assert "<h2>Attacks</h2>" not in text_of(demo)
     write_attack(demo, attack="dlg", headline="PSNR: fedavg 74.0 dB <b>")
     write_attack(demo / "attacks" / "second", attack="dlg", finished=False)
     write_attack(demo / "niss-kappa-4" / "attacks" / "third")
@@ -348,10 +347,6 @@ def test_a_picture_that_is_none_is_left_out_and_said_to_be(demo: Path) -> None:
     assert "<img" not in text
     assert "is not a PNG picture" in text
     assert "An attack was left out" in text
-
-
-def test_a_page_without_attacks_has_no_such_section(demo: Path) -> None:
-    assert "<h2>Attacks</h2>" not in text_of(demo)
 
 
 def test_limits_of_the_statement_are_listed_once(demo: Path) -> None:

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,7 +54,7 @@ def test_a_single_run_takes_its_settings_from_the_manifest_and_privacy_files(
     assert (report.delta, report.unit, report.relation) == (1e-5, "client", "zero-out")
 
 
-def test_an_unfinished_run_shows_its_last_evaluation_and_no_epsilon(run_folder: Path) -> None:
+def test_an_unfinished_run_shows_its_last_evaluation_and_claims_nothing(run_folder: Path) -> None:
     report = read_report_input(run_folder)
     method = report.methods[0]
     assert not report.finished
@@ -66,6 +65,11 @@ def test_an_unfinished_run_shows_its_last_evaluation_and_no_epsilon(run_folder: 
     assert method.tau2 == pytest.approx(0.01)
     assert method.aggregate_variance == pytest.approx(4.4e-8)
     assert (report.title, report.target_epsilon, report.niss_version) == ("demo: niss-kappa-4", 3.0, "0.1.0")
+    row = summary_rows(report).rows[0]
+    assert row[3].endswith("% (round 30)")
+    assert row[6:] == ("unfinished", "unfinished"), "neither a guarantee nor its absence"
+    assert finding(report).startswith("This run is unfinished: 30 of 30 rounds are done")
+    assert caveats(report) == []
 
 
 def test_an_unfinished_comparison_is_read_from_its_method_folders(demo: Path) -> None:
@@ -76,15 +80,6 @@ def test_an_unfinished_comparison_is_read_from_its_method_folders(demo: Path) ->
     assert [method.label for method in report.methods][:3] == ["fedavg", "central-dp", "dp-fedavg"]
     assert len(report.methods) == 6
     assert (report.name, report.rounds, report.target_epsilon) == ("demo", 30, 3.0)
-
-
-def test_a_comparison_that_has_only_begun_has_no_methods_yet(demo: Path) -> None:
-    (demo / "summary.json").unlink()
-    for folder in [path for path in demo.iterdir() if path.is_dir()]:
-        shutil.rmtree(folder)
-    report = read_report_input(demo)
-    assert report.is_comparison
-    assert report.methods == ()
 
 
 def test_a_summary_without_a_target_has_none(compare: Callable[..., Path]) -> None:
@@ -174,12 +169,6 @@ def test_rows_are_formatted_for_reading(demo: Path) -> None:
     assert by_label["niss-as-printed"][-2:] == ("no guarantee", "1.10")
 
 
-def test_an_unfinished_run_claims_neither_guarantee_nor_its_absence(run_folder: Path) -> None:
-    row = summary_rows(read_report_input(run_folder)).rows[0]
-    assert row[3].endswith("% (round 30)")
-    assert row[6:] == ("unfinished", "unfinished")
-
-
 def test_a_run_without_rounds_does_not_claim_to_be_free_of_noise(run_folder: Path) -> None:
     (run_folder / "metrics.jsonl").write_text("", encoding="utf-8")
     assert summary_rows(read_report_input(run_folder)).rows[0][3:6] == ("–", "–", "–")
@@ -252,12 +241,6 @@ def test_methods_that_trust_the_server_prove_nothing_or_spend_more_are_left_out_
     assert "niss-kappa-1 (79.2 %) spends more than the target" in beside
 
 
-def test_an_unfinished_run_draws_no_finding(run_folder: Path) -> None:
-    report = read_report_input(run_folder)
-    assert finding(report).startswith("This run is unfinished: 30 of 30 rounds are done")
-    assert caveats(report) == []
-
-
 # Two digits after the point, nearest, would be 7.97 and 2.34.
 JOINT, MARGINAL = 7.9712, 2.3412
 _NUMBERS = re.compile(r"\d+\.\d\d(?![\d%])")
@@ -275,8 +258,9 @@ def folder(compare: Callable[..., Path]) -> Path:
     return compare({**changes, "central-dp": {**same, "epsilon_marginal": None}}, target_epsilon=8.0)
 
 
-def test_the_page_shows_no_other_digits(folder: Path) -> None:
-    page = Page(render_page(read_report_input(folder)))
+def test_page_table_and_finding_show_the_same_digits(folder: Path) -> None:
+    report = read_report_input(folder)
+    page = Page(render_page(report))
     named = [
         value
         for _, attributes in page.tags
@@ -288,10 +272,6 @@ def test_the_page_shows_no_other_digits(folder: Path) -> None:
     assert "2.35" in shown
     assert "7.97" not in shown
     assert "2.34" not in shown
-
-
-def test_the_table_and_the_finding_agree(folder: Path) -> None:
-    report = read_report_input(folder)
     rows = {row[0]: row for row in summary_rows(report).rows}
     assert rows["niss-kappa-4"][6:] == ("7.98", "2.35")
     assert rows["central-dp"][6:] == ("7.98, server trusted", "no guarantee")
@@ -299,28 +279,31 @@ def test_the_table_and_the_finding_agree(folder: Path) -> None:
     assert set(_NUMBERS.findall(words)) == {"7.98"}
 
 
-def test_the_terminal_shows_the_digits_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+@pytest.fixture
+def odd_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is planned has these two epsilons."""
     planned = forecast(participants=20, epsilon=3.0)
     odd = dataclasses.replace(planned, epsilon_joint=JOINT, epsilon_marginal=MARGINAL)
     monkeypatch.setattr("niss.accounting.planner.forecast", lambda **_: odd)
+
+
+@pytest.mark.usefixtures("odd_plan")
+def test_the_terminal_shows_the_digits_of_the_page(capsys: Any) -> None:
     plan_command(participants=20)
     printed = capsys.readouterr().out
     assert "epsilon 7.98" in printed
     assert "epsilon 2.35" in printed
 
 
-def test_the_ui_is_given_the_digits_by_the_same_function(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("odd_plan")
+def test_the_ui_is_given_the_digits_by_the_same_function() -> None:
     pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'niss[ui]'")
     from niss.ui import pages
 
-    planned = forecast(participants=20, epsilon=3.0)
-    odd = dataclasses.replace(planned, epsilon_joint=JOINT, epsilon_marginal=MARGINAL)
-    monkeypatch.setattr("niss.accounting.planner.forecast", lambda **_: odd)
     pages.answer.cache_clear()
-    answered = pages.answer(pages.PlanQuestion(participants=20))
+    printed = pages.answer(pages.PlanQuestion(participants=20))["printed"]
     pages.answer.cache_clear()
-    assert answered["printed"]["epsilon_joint"] == "7.98"
-    assert answered["printed"]["epsilon_marginal"] == "2.35"
+    assert (printed["epsilon_joint"], printed["epsilon_marginal"]) == ("7.98", "2.35")
 
 
 def test_the_statement_in_json_says_what_the_table_says() -> None:
@@ -345,16 +328,12 @@ def test_attacks_round_what_was_claimed_up_and_nothing_else() -> None:
     assert list(cells.values()) == ["7.98", "2.35", "no guarantee", "1.23", "3.00"]
 
 
-def test_epsilon_spent_comes_from_the_ledger(tmp_path: Path) -> None:
+def test_epsilon_spent_comes_from_the_ledger_and_none_from_a_damaged_one(tmp_path: Path) -> None:
     run = write_graph_run(tmp_path / "run", clients=20)
     ledger = LedgerFile.read(run / "ledger.jsonl")
     worst = ledger.epsilon(max(ledger.spent(client) for client in ledger.clients))
     [(*_, values)] = read_rows([run])
     assert values["epsilon_spent"] == pytest.approx(worst, rel=1e-12)
-
-
-def test_a_damaged_ledger_exports_no_epsilon(tmp_path: Path) -> None:
-    run = write_graph_run(tmp_path / "run")
     (run / "ledger.jsonl").write_text("nonsense\n")
     [(_, _, number, values)] = read_rows([run])
     assert (number, values["epsilon_spent"], values["accuracy"]) == (1, None, 0.5)
