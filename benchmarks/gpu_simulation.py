@@ -3,7 +3,7 @@
 The work: m clients x 600 samples x E = 5 epochs x batches of 10, then the mean of the updates and its
 evaluation on 10,000 images, all on the device; images are synthetic, of MNIST's shape. Contestants take
 turns, and medians over the repeats are printed. `one by one` is the plain PyTorch loop on the device; it
-runs for fewer clients, as its lines say, and its ratio compares seconds per client.
+runs before the others and for fewer clients, as its line says, and ratios compare seconds per client.
 
     mlp, cnn      rounds of 30 and 120 models, float32 and TF32
     noise         shares of all m (m - 1) edges against torch.randn of as many numbers

@@ -215,7 +215,7 @@ def measure(kind: str, url: str, folder: Path, options: argparse.Namespace, repo
     server, clients = Identity.generate(os.urandom), options.made
     prepare(kind, url, clients)
     key, cores = folder / "tracker.key", sorted(os.sched_getaffinity(0))
-    tracker = create_keyfile(key, Identity.generate(os.urandom)).identity.public
+    tracker = create_keyfile(key, Identity.generate(os.urandom)).public
     sources = [path.resolve() for path in (Path(__file__).parents[1] / "src", *options.beside)]
     with ExitStack() as stack:
         groups = []
