@@ -63,10 +63,16 @@ def caveats(report: dict[str, Any]) -> str:
     return "\n".join(report["statement"]["caveats"])
 
 
-def nothing_is_left(federation: Deployment) -> bool:
-    return not any(
-        str(federation.home).encode() in _environment(entry) for entry in Path("/proc").glob("[0-9]*")
-    )
+def nothing_is_left(folder: Path) -> bool:
+    return not any(str(folder).encode() in _environment(entry) for entry in Path("/proc").glob("[0-9]*"))
+
+
+def played(folder: Path, settings: Settings, **run_config: Any) -> tuple[Deployment, dict[str, Any]]:
+    """A whole run of the faulty app, after which nothing is left; the federation as it was, and the report."""
+    with Deployment(folder / "up", settings) as federation:
+        report = finished(federation, federation.submit(FAULTY, {"timeout": 120.0, **run_config}))
+    assert nothing_is_left(federation.home)
+    return federation, report
 
 
 def _environment(process: Path) -> bytes:
@@ -94,7 +100,7 @@ def test_a_killed_node_a_restarted_tracker_and_an_unregistered_key(tmp_path):
         federation.start_tracker()
         report = finished(federation, run)
         assert not stranger.running, "a node with a key that nobody registered"
-    assert nothing_is_left(federation)
+    assert nothing_is_left(federation.home)
     everyone = set(range(6))
     check_sums(federation, [everyone, everyone - {odd}, everyone - {odd}])
     assert [one["survivors"] for one in report["rounds"]] == [6, 5, 5]
@@ -114,10 +120,7 @@ def test_a_stale_context_a_corrupted_reply_a_lying_relay_and_a_node_that_never_a
     for number in range(8):
         options[number] = {**options.get(number, {}), **WITHOUT_NOISE, "niss-state": None}
     settings = Settings(nodes=8, tls=False, tracker=False, pinned=False, node_options=options)
-    with Deployment(tmp_path / "up", settings) as federation:
-        run = federation.submit(FAULTY, {"rounds": 3, "timeout": 120.0})
-        report = finished(federation, run)
-    assert nothing_is_left(federation)
+    federation, report = played(tmp_path, settings, rounds=3)
     everyone = set(range(8))
     # The relay swapped a key in one round only: the client that declined is asked again.
     check_sums(federation, [everyone, everyone - {1, 2}, everyone - {3, 4}])
@@ -133,13 +136,27 @@ def test_a_stale_context_a_corrupted_reply_a_lying_relay_and_a_node_that_never_a
     assert "The server holds the beacon itself" in caveats(report)
 
 
+def test_degenerate_keys_and_a_malformed_reply_cost_their_nodes_alone(tmp_path):
+    options: dict[int, dict[str, Any]] = {
+        number: {"niss-state": None, **WITHOUT_NOISE} for number in range(8)
+    }
+    options[1] |= {"fault": "degenerate"}
+    options[2] |= {"fault": "malformed", "fault-round": 2}
+    settings = Settings(nodes=8, tls=False, tracker=False, pinned=False, node_options=options)
+    federation, report = played(tmp_path, settings, rounds=3)
+    others = set(range(8)) - {1}
+    check_sums(federation, [others, others - {2}, others])
+    assert [one["survivors"] for one in report["rounds"]] == [7, 6, 7]
+    assert all(one["exact"] for one in report["rounds"])
+    assert "not a string of bytes" in " ".join(report["rounds"][1]["lost"].values())
+    assert "degenerate" in caveats(report)
+
+
 def test_an_app_that_fails_says_nothing_and_evaluation_is_refused(tmp_path):
     options: dict[int, dict[str, Any]] = {number: dict(WITHOUT_NOISE) for number in range(4)}
     options[1] |= {"fault": "raises", "fault-round": 1}
     settings = Settings(nodes=4, tls=False, tracker=False, node_options=options)
-    with Deployment(tmp_path / "up", settings) as federation:
-        run = federation.submit(FAULTY, {"rounds": 1, "timeout": 120.0, "evaluate": True})
-        report = finished(federation, run)
+    federation, report = played(tmp_path, settings, rounds=1, evaluate=True)
     weights = json.loads((federation.folder / "weights.json").read_text())
     expected = np.sum([step(one, 1) for one in (0, 2, 3)], axis=0) / 4
     np.testing.assert_allclose(weights["1"], expected, rtol=0, atol=1e-5)
@@ -179,10 +196,7 @@ def test_an_interrupted_niss_up_leaves_nothing_behind(tmp_path, number):
     finally:
         started.kill()
     assert started.returncode != 0
-    wait_until(
-        lambda: not any(str(kept).encode() in _environment(entry) for entry in Path("/proc").glob("[0-9]*")),
-        seconds=5.0,
-    )
+    wait_until(lambda: nothing_is_left(kept), seconds=5.0)
 
 
 def test_the_descendants_of_a_process_are_found_even_in_sessions_of_their_own(tmp_path):
@@ -256,9 +270,7 @@ def test_a_killed_niss_up_leaves_nothing_behind_and_is_resumed(tmp_path):
     finally:
         started.kill()
         started.wait()
-    wait_until(
-        lambda: not any(str(kept).encode() in _environment(entry) for entry in Path("/proc").glob("[0-9]*"))
-    )
+    wait_until(lambda: nothing_is_left(kept))
     done = subprocess.run(
         [*command, "--resume", str(kept), "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=580
     )

@@ -60,7 +60,7 @@ def test_a_node_is_killed_between_its_two_rounds(tmp_path):
         victim = min(asked(signs)[1])
         federation.processes.kill(federation.nodes[victim])
         report = finished(federation, run)
-    assert nothing_is_left(federation)
+    assert nothing_is_left(federation.home)
     rounds = report["rounds"]
     assert [one["survivors"] for one in rounds] == [3, 3, 2, 3]
     assert [one["exact"] for one in rounds] == [True, True, False, False]

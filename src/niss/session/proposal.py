@@ -4,10 +4,10 @@ The proposal says who the server is, who holds the beacon, and what is planned. 
 limits, keeps it, and holds the server to it for the rest of the run. The enrolment gives the server the client's
 identity and one-time keys, and says what the client does not take on trust.
 
-    proposal   64 bytes of Ed25519 signature, then JSON: version, run, server, holder, anchor (hex), plan, mode,
-               participants, prekeys, tracker; metrics where there are any, wire where it is not 1, and the schedule
-               of a run that carries noise from round to round
-    enrolment  the tag `niss enrolment/1`, then JSON: identity, prekeys, signature (hex), pinned
+    proposal   64 bytes of Ed25519 signature, then JSON with the fields of `Proposal` that are not null
+    enrolment  the tag `niss enrolment/1`, then JSON with the fields of `Enrolment`
+
+Bytes are written in hex. Both are read by the types of their fields, and nothing besides the fields is read.
 """
 
 from __future__ import annotations

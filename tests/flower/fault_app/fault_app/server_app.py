@@ -36,19 +36,8 @@ def main(grid: Grid, context: Context) -> None:
     while len(list(grid.get_node_ids())) < int(settings["min-nodes"]):
         time.sleep(0.5)
     report = Path(str(settings["report"]))
-    strategy = NissStrategy(
-        FedAvg(fraction_evaluate=float(settings["evaluate"]), min_train_nodes=2, min_available_nodes=2),
-        plan=plan,
-        mode=str(settings["mode"]),
-        carry=bool(settings["carry"]),
-        key=str(settings["server-key"]) or None,
-        coalition=str(settings["coalition"]) or None,
-        tracker=str(settings["tracker"]) or None,
-        tracker_ca=str(settings["tracker-ca"]) or None,
-        report=report,
-        resume=str(settings["resume"]) or None,
-        stage_timeout=float(settings["stage-timeout"]),
-    )
+    inner = FedAvg(fraction_evaluate=float(settings["evaluate"]), min_train_nodes=2, min_available_nodes=2)
+    strategy = NissStrategy.from_run_config(context, inner, plan=plan)
     kept = report.with_name("weights.json")
     weights: dict[str, list[float]] = (
         json.loads(kept.read_text()) if settings["resume"] and kept.exists() else {}
