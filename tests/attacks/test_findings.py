@@ -109,17 +109,12 @@ def test_every_option_has_a_help_and_a_default(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "flag"),
     [
-        ("average", {"rounds": 0}, "--rounds"),
         ("fake-dropout", {"clients": 5}, "--clients"),
-        ("invert", {"total_variation": -1.0}, "--tv"),
-        ("invert", {"model": "vgg"}, "--model"),
         ("invert", {"methods": ("secagg-ddg",)}, "--methods"),
         ("collude", {"distortions": ("scalar", "scalar")}, "--distortions"),
         ("carried", {"clients": 3}, "--colluders"),
         ("carried", {"clients": 6, "colluders": 5}, "--colluders"),
-        ("carried", {"rounds": 10}, "--separation"),
         ("carried", {"separation": 1}, "--separation"),
-        ("carried", {"dropped": 11}, "--dropped"),
         ("carried", {"confidence": 1.0}, "--confidence"),
         ("carried", {"kappa": 0.0}, "--kappa"),
         ("carried", {"runs": 10}, "--runs"),

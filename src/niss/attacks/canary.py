@@ -72,7 +72,6 @@ def canary_scores(
     dimension: int,
     rounds: int,
     stream: SimStream,
-    share: FloatArray | None = None,
     progress: Step | None = None,
 ) -> CanaryScores:
     """Play rounds without and with a canary, and attack each with the best linear estimate.
@@ -81,17 +80,14 @@ def canary_scores(
     victim      the seat that sends the canary
     dimension   coordinates of the canary, whose L2 norm is the plan's clip
     rounds      as many without and as many with it
-    share       the aggregation weights p_k; 1/m each where none are given
     """
-    size = plan.participants.size
-    weights = np.full(size, 1.0 / size) if share is None else share
     direction = stream.child("canary").generator().standard_normal(dimension)
     canary = plan.plan.clip * direction / np.sqrt(np.sum(direction**2))
     guesses: dict[bool, list[FloatArray]] = {False: [], True: []}
     for start in range(0, rounds, _BLOCK):
         count = min(_BLOCK, rounds - start)
         for present in (False, True):
-            seen = _observe(plan, victim, weights, canary * present, count, stream.child(int(present), start))
+            seen = _observe(plan, victim, canary * present, count, stream.child(int(present), start))
             guess = estimate_jointly(seen, victim).update.reshape(count, dimension)
             guesses[present].append(guess @ canary)
         if progress is not None:
@@ -99,11 +95,10 @@ def canary_scores(
     return CanaryScores(np.concatenate(guesses[False]), np.concatenate(guesses[True]))
 
 
-def _observe(
-    plan: RoundPlan, victim: int, share: FloatArray, sent: FloatArray, rounds: int, stream: SimStream
-) -> Observation:
+def _observe(plan: RoundPlan, victim: int, sent: FloatArray, rounds: int, stream: SimStream) -> Observation:
     """`rounds` rounds side by side in which the victim sends `sent`, and everyone else nothing that is not known."""
     size = plan.participants.size
+    share = np.full(size, 1.0 / size)
     uploads = np.zeros((size, rounds * sent.size))
     uploads[victim] = share[victim] * np.tile(sent, rounds)
     add_noise(uploads, plan, stream)
