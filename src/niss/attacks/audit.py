@@ -298,7 +298,19 @@ class CarriedExperiment(Experiment):
         trainings = {name: runs.CarriedTraining(plan) for name, plan in self.plans.items()}
         with _one_thread():
             for name, training, seen, weights in self._scenes(trainings):
-                self._play(name, training, seen, weights, findings, progress)
+                scores = attacks.canary.run_scores(
+                    seen,
+                    training.victim,
+                    weights,
+                    runs=self.runs,
+                    stream=self.stream("scores", name),
+                    progress=partial(progress, name),
+                )
+                for statistic, chosen in weights.items():
+                    found = attacks.canary.measure_mu(scores[statistic], self.confidence)
+                    pair = runs.Pair(seen.mu(training.victim, chosen), training.claimed)
+                    row = _carried_row(statistic, None, pair, _measured_verdict(found, pair))
+                    findings.rows.append(row | asdict(found))
             assumed = runs.Assumed(trainings["colluders"], trainings["dropped"], self.stream("servers"))
             for number, (name, server) in enumerate(runs.SERVERS.items(), start=1):
                 outcome = server(trainings["plain"], assumed)
@@ -324,30 +336,6 @@ class CarriedExperiment(Experiment):
             "its rounds averaged": seen.added_up(visits),
         }
         yield "runs, sums", plain, seen, sums
-
-    def _play(
-        self,
-        name: str,
-        training: CarriedTraining,
-        seen: SeenRun,
-        weights: dict[str, FloatArray],
-        findings: Findings,
-        progress: Progress,
-    ) -> None:
-        """Add a row for each statistic, on the same runs."""
-        scores = attacks.canary.run_scores(
-            seen,
-            training.victim,
-            weights,
-            runs=self.runs,
-            stream=self.stream("scores", name),
-            progress=partial(progress, name),
-        )
-        for statistic, chosen in weights.items():
-            found = attacks.canary.measure_mu(scores[statistic], self.confidence)
-            pair = attacks.carried_runs.Pair(seen.mu(training.victim, chosen), training.claimed)
-            row = _carried_row(statistic, None, pair, _measured_verdict(found, pair))
-            findings.rows.append(row | asdict(found))
 
     def headline(self, findings: Findings) -> str:
         """What was measured beside the charge, and the best that a server could do."""

@@ -81,30 +81,26 @@ def canary_scores(
     dimension   coordinates of the canary, whose L2 norm is the plan's clip
     rounds      as many without and as many with it
     """
+    size = plan.participants.size
+    share = np.full(size, 1.0 / size)
     direction = stream.child("canary").generator().standard_normal(dimension)
     canary = plan.plan.clip * direction / np.sqrt(np.sum(direction**2))
     guesses: dict[bool, list[FloatArray]] = {False: [], True: []}
     for start in range(0, rounds, _BLOCK):
         count = min(_BLOCK, rounds - start)
+        nothing = np.zeros(count * dimension)
+        known = {seat: nothing for seat in range(size) if seat != victim}
         for present in (False, True):
-            seen = _observe(plan, victim, canary * present, count, stream.child(int(present), start))
+            # So many rounds side by side; everyone but the victim sends nothing that is not known.
+            uploads = np.zeros((size, nothing.size))
+            uploads[victim] = share[victim] * np.tile(canary * present, count)
+            add_noise(uploads, plan, stream.child(int(present), start))
+            seen = Observation(uploads=uploads, plan=plan, share=share, known_updates=known)
             guess = estimate_jointly(seen, victim).update.reshape(count, dimension)
             guesses[present].append(guess @ canary)
         if progress is not None:
             progress(start + count, rounds, "")
     return CanaryScores(np.concatenate(guesses[False]), np.concatenate(guesses[True]))
-
-
-def _observe(plan: RoundPlan, victim: int, sent: FloatArray, rounds: int, stream: SimStream) -> Observation:
-    """`rounds` rounds side by side in which the victim sends `sent`, and everyone else nothing that is not known."""
-    size = plan.participants.size
-    share = np.full(size, 1.0 / size)
-    uploads = np.zeros((size, rounds * sent.size))
-    uploads[victim] = share[victim] * np.tile(sent, rounds)
-    add_noise(uploads, plan, stream)
-    nothing = np.zeros(uploads.shape[1])
-    others = {seat: nothing for seat in range(size) if seat != victim}
-    return Observation(uploads=uploads, plan=plan, share=share, known_updates=others)
 
 
 def epsilon_bound(scores: CanaryScores, delta: float, confidence: float) -> AuditBound:

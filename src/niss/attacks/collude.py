@@ -236,15 +236,13 @@ def _curves(findings: Findings, rows: list[Row], over: str, key: str) -> Curves:
         up=up,
         series=series,
         log=log,
-        ticks=tuple(f"{100 * value:.3g} %" if over == "rho" else _one_digit(value) for value in values),
+        ticks=tuple(
+            f"{100 * value:.3g} %" if over == "rho" else f"{value:.1g}".replace("e-0", "e-")
+            for value in values
+        ),
         levels=experiment.grey_level(findings) if key == "psnr" else {},
         head=head,
         # Where the accountant promises nothing its line leaves the chart.
         least=0.4 * min(reached) if log else 0.0,
         most=None if log else 1.15 * max(reached),
     )
-
-
-def _one_digit(value: float) -> str:
-    """Such as 4e-6."""
-    return f"{value:.1g}".replace("e-0", "e-")

@@ -103,9 +103,12 @@ def estimate_alone(seen: Observation, victim: int) -> Estimate:
     victim   an honest seat; `ConfigError` for any other
     """
     _require_honest(seen, victim)
-    row = _less_known(seen, victim)
-    variance = np.full(row.shape, _marginal_variance(seen, victim))
-    return _scaled(row, variance, seen, victim)
+    plan, graph, row = seen.plan, seen.plan.graph, _less_known(seen, victim)
+    near = graph.edges_of(victim)
+    ends = zip(graph.senders[near].tolist(), graph.receivers[near].tolist(), strict=True)
+    known = graph.weights[near][[pair in seen.known_shares for pair in ends]]
+    variance = float(plan.marginal_variance[victim] - plan.unit_variance * known.sum())
+    return _scaled(row, np.full(row.shape, variance), seen, victim)
 
 
 def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) -> Estimate:
@@ -121,7 +124,10 @@ def estimate_jointly(seen: Observation, victim: int, *, exploit: bool = True) ->
     place = int(np.searchsorted(honest, victim))
     rows = np.stack([_rest(seen, int(seat), int(seat) == victim, exploit) for seat in honest])
     residual = _residual(seen, honest, exploit)
-    shared = _honest_laplacian(seen, honest)
+    # sigma^2 L_H: the covariance of the shares between honest clients.
+    graph = seen.plan.graph
+    counted = np.isin(graph.senders, honest) & np.isin(graph.receivers, honest)
+    shared = seen.plan.unit_variance * laplacian(graph, counted)[np.ix_(honest, honest)]
     if residual.ndim == 1:
         covariance = shared + np.diag(residual)
         weights = best_weights(covariance, place)
@@ -181,7 +187,11 @@ def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> Fl
     distortion, tau2 = distortion_named(plan.plan.distortion), plan.tau2[honest]
     if distortion.additive or not exploit:
         return np.asarray(plan.residual_variance[honest])
-    unknown = tau2 * plan.unit_variance * _in_weight_from_honest(seen, honest)
+    # in_k without the edges that a colluder sent.
+    graph = plan.graph
+    kept = ~np.isin(graph.senders, seen.colluders)
+    received = np.bincount(graph.receivers[kept], weights=graph.weights[kept], minlength=graph.size)
+    unknown = tau2 * plan.unit_variance * received[honest]
     if not (distortion.per_coordinate and _is_distorted(seen) and seen.known_shares):
         return np.asarray(unknown)
     squares = np.zeros((honest.size, seen.uploads.shape[1]))
@@ -191,25 +201,10 @@ def _residual(seen: Observation, honest: NDArray[np.int64], exploit: bool) -> Fl
     return np.asarray(unknown[:, None] + tau2[:, None] * squares)
 
 
-def _in_weight_from_honest(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
-    """in_k without the edges that a colluder sent."""
-    graph = seen.plan.graph
-    kept = ~np.isin(graph.senders, seen.colluders)
-    received = np.bincount(graph.receivers[kept], weights=graph.weights[kept], minlength=graph.size)
-    return np.asarray(received[honest], dtype=np.float64)
-
-
 def laplacian(graph: ShareGraph, counted: NDArray[np.bool_]) -> FloatArray:
     """The Laplacian of some of the edges, one row per client of the graph."""
     ends = graph.senders[counted], graph.receivers[counted]
     return ShareGraph.from_arrays(graph.size, *ends, graph.weights[counted], "given").laplacian()
-
-
-def _honest_laplacian(seen: Observation, honest: NDArray[np.int64]) -> FloatArray:
-    """sigma^2 L_H: the covariance of the shares between honest clients."""
-    graph = seen.plan.graph
-    counted = np.isin(graph.senders, honest) & np.isin(graph.receivers, honest)
-    return np.asarray(seen.plan.unit_variance * laplacian(graph, counted)[np.ix_(honest, honest)])
 
 
 def best_weights(covariance: FloatArray, place: int) -> FloatArray:
@@ -235,15 +230,6 @@ def _weights_by_coordinate(shared: FloatArray, residual: FloatArray, place: int)
     wanted = np.zeros((coordinates, size, 1))
     wanted[:, place] = 1.0
     return np.asarray(np.linalg.solve(matrices, wanted)[:, :, 0].T)
-
-
-def _marginal_variance(seen: Observation, victim: int) -> float:
-    """The noise of the victim's upload looked at alone, less the shares that are known."""
-    plan, graph = seen.plan, seen.plan.graph
-    near = graph.edges_of(victim)
-    ends = zip(graph.senders[near].tolist(), graph.receivers[near].tolist(), strict=True)
-    known = graph.weights[near][[pair in seen.known_shares for pair in ends]]
-    return float(plan.marginal_variance[victim] - plan.unit_variance * known.sum())
 
 
 def _is_distorted(seen: Observation) -> bool:
