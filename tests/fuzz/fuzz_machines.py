@@ -79,11 +79,7 @@ class World:
     def server_now(self) -> tuple[ServerStage, Any]:
         """The server's state, copied as far as messages change it."""
         server = self.federation.server
-        current = copy.copy(server._round)
-        assert current is not None
-        for name in ("uploads", "reveals", "problems", "liars"):
-            setattr(current, name, copy.copy(getattr(current, name)))
-        return server.state, current
+        return server.state, _copied(server._round)
 
     def signed(self, message: Any) -> Any:
         """The message signed by whoever may send it; None if it cannot even be encoded."""
@@ -143,10 +139,7 @@ class World:
 
     def _feed_server(self, message: Any, before: tuple[ServerStage, Any]) -> str:
         server = Server(self.federation.server._identity)
-        server.state, kept = before
-        server._round = copy.copy(kept)
-        for name in ("uploads", "reveals", "problems", "liars"):
-            setattr(server._round, name, copy.copy(getattr(kept, name)))
+        server.state, server._round = before[0], _copied(before[1])
         take = {Upload: server.take_upload, Reveal: server.take_reveal}
         take[type(message)](message)
         try:
@@ -154,6 +147,13 @@ class World:
         except Exception as error:
             return f"the round cannot be finished any more: {type(error).__name__}"
         return "accepted"
+
+
+def _copied(kept: Any) -> Any:
+    current = copy.copy(kept)
+    for name in ("uploads", "reveals", "problems", "liars"):
+        setattr(current, name, copy.copy(getattr(kept, name)))
+    return current
 
 
 def odd_value(rng: random.Random, value: Any) -> Any:

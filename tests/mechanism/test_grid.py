@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from scipy import special
 
@@ -18,6 +16,7 @@ from niss.errors import ConfigError
 from niss.mechanism import gdp_delta, gdp_mu
 from niss.mechanism.grid import Grid, aliasing_distance, centred, discretisation_delta, residues
 from niss.randomness import SecretStream, SimStream, sampler_distance, sampler_factor
+from support.protocol_round import quantised
 
 
 def modular_sum(uploads: list[Any]) -> Any:
@@ -26,44 +25,6 @@ def modular_sum(uploads: list[Any]) -> Any:
 
 
 whole = st.integers(-(2**63), 2**63 - 1)
-moderate = hnp.arrays(
-    st.sampled_from([np.float32, np.float64]),
-    st.integers(0, 20),
-    elements=st.floats(-(2.0**20), 2.0**20, width=32),
-)
-
-
-@settings(deadline=None)
-@given(values=moderate, bits=st.integers(0, 40))
-def test_cutting_toward_zero_shrinks_by_less_than_a_step(values: Any, bits: int) -> None:
-    grid = Grid(bits)
-    steps = grid.quantise(values)
-    assert steps.dtype == np.int64
-    for value, step in zip(values.tolist(), steps.tolist(), strict=True):
-        cut = Fraction(step) / 2**bits
-        assert abs(cut) <= abs(Fraction(value)) < abs(cut) + Fraction(1, 2**bits)
-        assert cut * Fraction(value) >= 0
-
-
-@settings(deadline=None)
-@given(
-    pair=st.integers(1, 20).flatmap(
-        lambda n: st.tuples(*[hnp.arrays(np.float64, n, elements=st.floats(-9, 9))] * 2)
-    )
-)
-def test_both_sensitivities_hold_exactly(pair: tuple[Any, Any]) -> None:
-    """In exact arithmetic: leaving out costs at most the larger norm, replacing at most both together."""
-    cut = [[Fraction(step, 2**4) for step in Grid(4).quantise(values).tolist()] for values in pair]
-    squares = [sum((Fraction(value) ** 2 for value in values.tolist()), Fraction(0)) for values in pair]
-    for steps, square in zip(cut, squares, strict=True):
-        assert sum((step**2 for step in steps), Fraction(0)) <= square
-    difference = sum(((a - b) ** 2 for a, b in zip(*cut, strict=True)), Fraction(0))
-    assert difference <= 4 * max(squares)
-
-
-def test_a_difference_may_grow_which_is_why_replacing_costs_twice_the_clip() -> None:
-    first, second = Grid(0).quantise(np.array([0.9, 1.1]))
-    assert second - first == 1
 
 
 @settings(deadline=None)
@@ -91,10 +52,10 @@ def test_shares_cancel_to_the_last_bit_though_they_wrap(modulus: int) -> None:
     """Three clients on a ring of shares far wider than the modulus: the sum is the sum of the updates."""
     grid = Grid(12)
     updates = [np.linspace(-k, 2 * k, 5000).astype(np.float32) for k in (1, 2, 3)]
-    exact = np.sum([grid.quantise(update) for update in updates], axis=0)
+    exact = np.sum([quantised(grid, update) for update in updates], axis=0)
     uploads = []
     for client, update in enumerate(updates):
-        steps = grid.quantise(update)
+        steps = quantised(grid, update)
         steps += SimStream(client).generator().integers(-(2**62), 2**62, steps.size)
         steps -= SimStream((client + 1) % 3).generator().integers(-(2**62), 2**62, steps.size)
         assert np.abs(steps).max() > 2**40
@@ -121,16 +82,16 @@ def test_to_float_and_deviation() -> None:
     assert grid.step == 2.0**-20
     assert grid.to_float(np.array([2**20, -1], dtype=np.int64)).tolist() == [1.0, -(2.0**-20)]
     assert grid.deviation_steps(4.0) == 2.0**21
-    assert Grid(62).quantise(np.array([1.9, -1.9])).tolist() == [int(1.9 * 2**62), -int(1.9 * 2**62)]
-    assert Grid(3).quantise(np.zeros(0)).size == 0
+    assert Grid(62).in_steps(np.array([1.9, -1.9])).tolist() == [1.9 * 2**62, -1.9 * 2**62]
+    assert Grid(3).in_steps(np.zeros(0)).size == 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**43, -(2.0**43), 1e300, 1.7e308])
 def test_what_is_not_finite_or_too_large_is_refused(bad: float) -> None:
     with pytest.raises(ConfigError) as caught:
-        Grid(20).quantise(np.array([0.0, bad]))
+        Grid(20).in_steps(np.array([0.0, bad]))
     assert caught.value.field == "values"
-    assert Grid(20).quantise(np.array([2.0**43 * (1 - 2.0**-53)])).tolist() == [2**63 - 2**10]
+    assert Grid(20).in_steps(np.array([2.0**43 * (1 - 2.0**-53)])).tolist() == [2**63 - 2**10]
 
 
 @pytest.mark.parametrize("bits", [-1, 63, 1.5, "20", None, True])
@@ -143,9 +104,9 @@ def test_other_bad_arguments_are_refused_by_name() -> None:
     grid, steps = Grid(20), np.zeros(2, dtype=np.int64)
     amounts: dict[str, Any] = {"clip_sum": 1.0, "deviation_sum": 1.0, "coordinates": 10}
     calls: list[tuple[str, Any]] = [
-        ("values", lambda: grid.quantise(np.zeros(2, dtype=np.longdouble))),
-        ("values", lambda: grid.quantise(steps)),  # type: ignore[arg-type]
-        ("values", lambda: grid.quantise([1.0])),  # type: ignore[arg-type]
+        ("values", lambda: grid.in_steps(np.zeros(2, dtype=np.longdouble))),
+        ("values", lambda: grid.in_steps(steps)),  # type: ignore[arg-type]
+        ("values", lambda: grid.in_steps([1.0])),  # type: ignore[arg-type]
         ("steps", lambda: grid.to_float(np.zeros(2))),  # type: ignore[arg-type]
         ("steps", lambda: residues(np.zeros(2))),  # type: ignore[arg-type]
         ("values", lambda: centred(steps)),  # type: ignore[arg-type]
@@ -221,7 +182,7 @@ def test_a_round_on_32_bits_ends_with_the_right_sum() -> None:
     )  # fmt: skip
     uploads, expected = [], np.zeros(coordinates, dtype=np.int64)
     for client in range(clients):
-        steps = grid.quantise(np.full(coordinates, 1.0))
+        steps = quantised(grid, np.full(coordinates, 1.0))
         SecretStream(bytes([50 + client] * 32)).add_gaussian(steps, deviation)
         expected += steps
         SecretStream(bytes([client] * 32)).add_gaussian(steps, 2.0**30)

@@ -33,6 +33,7 @@ from support.protocol_round import (
     Seat,
     carried,
     covered,
+    quantised,
     resigned,
     schedule,
 )
@@ -146,7 +147,7 @@ class Watched:
                 upload = self.federation.clients[seat].upload(opened, update, entropy)
             if upload is not None:
                 self.federation.server.take_upload(carried(upload))
-                part = agreed.grid.quantise(clip_l2(update, opened.terms.clip) / SIZE)
+                part = quantised(agreed.grid, clip_l2(update, opened.terms.clip) / SIZE)
                 self.parts[agreed.digest, seat] = part
 
     def repair(self) -> None:

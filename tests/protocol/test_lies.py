@@ -20,7 +20,7 @@ from niss.protocol import committee, curve
 from niss.protocol.agreement import Agreed, agree, pack, unpack
 from niss.protocol.messages import Partials, Reveal, RevealRequest, RoundOpen, Upload, encode
 from niss.protocol.server import Outcome
-from support.protocol_round import Federation, carried, resigned, signed_by
+from support.protocol_round import Federation, carried, quantised, resigned, signed_by
 
 SIZE = 7
 ABSENT = (5, 6)
@@ -49,7 +49,7 @@ def repaired(federation: Federation, absent: int = 5) -> tuple[RoundOpen, dict[i
     requests = federation.server.request_reveals()
     reveals = {seat: federation.clients[seat].reveal(request) for seat, request in requests.items()}
     grid, size = agree(opened).grid, len(federation.seats)
-    steps = sum(grid.quantise(updates[seat] / size) for seat in range(size) if seat != absent)
+    steps = sum(quantised(grid, updates[seat] / size) for seat in range(size) if seat != absent)
     return opened, reveals, grid.to_float(np.asarray(steps))
 
 
@@ -134,7 +134,7 @@ def settle(
             reveal = signed_by(federation.seats[seat].identity, (reveals or {})[seat](reveal), "reveal")
         federation.server.take_reveal(reveal)
     grid = agree(opened).grid
-    steps = sum(grid.quantise(updates[seat] / size) for seat in sent)
+    steps = sum(quantised(grid, updates[seat] / size) for seat in sent)
     return Settled(federation.server.finish(), grid.to_float(np.asarray(steps)), agree(opened), sent)
 
 
@@ -369,7 +369,7 @@ def test_what_no_proof_can_show() -> None:
     """A false vector, or a false key under a seal: the server may not look into either."""
 
     def shifts(upload: Upload) -> Upload:
-        vector = unpack(upload.vector, 16, 64).view(np.int64) + 5
+        vector = unpack(upload.vector, 16, 64) + np.uint64(5)
         return replace(upload, vector=pack(vector, 64))
 
     for lie in (shifts, false_seals):

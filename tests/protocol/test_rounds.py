@@ -16,7 +16,16 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree, commitment_of, participants_hash, terms_hash, unpack
 from niss.protocol.schedule import Schedule
 from niss.protocol.server import EndedRound, Server
-from support.protocol_round import GRID, CarriedFederation, Federation, carried, repairing, resigned, schedule
+from support.protocol_round import (
+    GRID,
+    CarriedFederation,
+    Federation,
+    carried,
+    quantised,
+    repairing,
+    resigned,
+    schedule,
+)
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -101,7 +110,7 @@ def test_too_few_members_leave_the_round_noisy_and_reported(absent: tuple[int, .
     assert outcome.extra_variance == pytest.approx(len(outcome.masked) * 1.0 + outcome.uncancelled * 0.5)
     assert any("too few true partials" in problem for problem in outcome.problems)
     assert outcome.liars == ()
-    exact = sum(agree(opened).grid.quantise(updates[seat] / 8) for seat in outcome.survivors)
+    exact = sum(quantised(agree(opened).grid, updates[seat] / 8) for seat in outcome.survivors)
     # 20,000 normal draws: 7 standard deviations of the sample variance are 7 % of it.
     assert abs(np.var(outcome.total - np.asarray(exact) / 2.0**20) / outcome.extra_variance - 1.0) < 0.07
 

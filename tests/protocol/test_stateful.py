@@ -29,6 +29,7 @@ from support.protocol_round import (
     Federation,
     carried,
     covered,
+    quantised,
     resigned,
     schedule,
 )
@@ -169,8 +170,8 @@ class Rounds(Network):
         if own.charges[before:] != [(terms.round, terms.attempt, 0.5)]:
             self.charged_late.append(seat)
         self.uploaded[seat, terms.round, terms.attempt] += 1
-        quantised = agreed.grid.quantise(clip_l2(update, terms.clip) / self.size)
-        self.parts[agreed.digest, seat] = quantised
+        steps = quantised(agreed.grid, clip_l2(update, terms.clip) / self.size)
+        self.parts[agreed.digest, seat] = steps
         self.uploads[agreed.digest, seat] = upload
         self.mail.append(upload)
         self.federation.prekeys[seat].extend(upload.fresh_prekeys)

@@ -13,7 +13,7 @@ import numpy as np
 
 from niss.accounting import CommittedAccount
 from niss.errors import RemoteProtocolError
-from niss.mechanism import clip_l2
+from niss.mechanism import Grid, clip_l2
 from niss.mechanism.noise import Noise
 from niss.protocol.agreement import (
     Agreed,
@@ -50,6 +50,11 @@ def seeded_entropy(label: str) -> Callable[[int], bytes]:
         return hashlib.shake_256(f"{label}/{counter}".encode()).digest(count)
 
     return draw
+
+
+def quantised(grid: Grid, values: np.ndarray) -> np.ndarray:
+    """In grid steps, cut toward zero: what is on the grid stays as it is."""
+    return np.trunc(grid.in_steps(values)).astype(np.int64)
 
 
 def carried(message: Any) -> Any:
@@ -211,7 +216,7 @@ class Federation:
         grid = agree(opened).grid
         size = len(self.seats)
         exact = sum(
-            grid.quantise(clip_l2(updates[seat], opened.terms.clip) / size)
+            quantised(grid, clip_l2(updates[seat], opened.terms.clip) / size)
             for seat in range(size)
             if seat not in absent
         )

@@ -88,7 +88,7 @@ class Plan(Trust, Horizon, Sharing, Target):
                 field="learning_rate",
                 hint="set learning_rate",
             )
-        if self.tau2 is None and not distortion_named(self.distortion).calibratable:
+        if self.tau2 is None and not distortion_named(self.distortion).additive:
             raise ConfigError(
                 f"only the additive distortion can be calibrated for the joint view, not {self.distortion!r}",
                 field="tau2",

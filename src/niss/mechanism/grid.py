@@ -101,15 +101,6 @@ class Grid:
             )
         return np.asarray(steps)
 
-    def quantise(self, values: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-        """The grid steps in `values`, cut toward zero: `|q| g <= |x|` in every entry, so no norm grows.
-
-        It shortens: an entry below one step is lost whole. An update is rounded by
-        `niss.mechanism.rounding.round_randomly` instead, which cuts only as its last resort.
-        """
-        steps = self.in_steps(values)
-        return np.trunc(steps, out=steps).astype(np.int64)
-
     def to_float(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """`steps * g`; exact below 2^53 steps, correctly rounded above."""
         if not isinstance(steps, np.ndarray) or steps.dtype != np.int64:

@@ -76,41 +76,27 @@ def round_randomly(
     return rounded
 
 
-def shortened(
-    grid: Grid, values: NDArray[np.float64], bound: float, *, others: int, norm: float
-) -> NDArray[np.float64]:
-    """`values`, as much shorter as leaves room for `others` more coordinates of norm at most `norm`.
-
-    `round_randomly` shortens all coordinates of a vector alike. Once these are shortened in advance, it finds room for
-    the whole vector, whose other coordinates it then leaves as long as they are. In steps, theirs add to `E ||q||^2` at
-    most `norm^2 + others / 4`, and to its deviation at most `norm + sqrt(others) / 2`.
-    """
-    whole, own = bound * 2.0**grid.bits, norm * 2.0**grid.bits
-    left = whole**2 - own**2 - others / 4.0 - MARGINS[0] * (own + math.sqrt(others) / 2.0)
-    if left < 1.0:
-        return np.zeros_like(values)
-    return values * _fitting_scale(np.abs(grid.in_steps(values)).ravel(), math.floor(left), MARGINS[0], 1.0)
-
-
 def beside(
     grid: Grid, update: NDArray[np.floating[Any]], clip: float, participants: int, kept: int
 ) -> NDArray[np.float64]:
     """An update within the clip, shortened but for the last `kept` coordinates, which rounding then leaves alone.
 
-    It enters the sum with the weight 1 / participants, and is rounded after that.
+    It enters the sum with the weight 1 / participants, and is rounded after that. `round_randomly` shortens all
+    coordinates of a vector alike. Once the others are shortened in advance, it finds room for the whole vector, whose
+    last coordinates it then leaves as long as they are. In steps, theirs add at most `norm^2 + kept / 4` to `E ||q||^2`,
+    and to its deviation at most `norm + sqrt(kept) / 2`.
     """
     whole = update.astype(np.float64, copy=False)
     if not kept:
         return whole
-    others = whole[-kept:]
-    own = shortened(
-        grid,
-        whole[:-kept] / participants,
-        clip / participants,
-        others=kept,
-        norm=l2_norm(others) / participants,
-    )
-    return np.concatenate([own * participants, others])
+    own, others = whole[:-kept] / participants, whole[-kept:]
+    most = clip / participants * 2.0**grid.bits
+    norm = l2_norm(others) / participants * 2.0**grid.bits
+    left = most**2 - norm**2 - kept / 4.0 - MARGINS[0] * (norm + math.sqrt(kept) / 2.0)
+    scale = 0.0
+    if left >= 1.0:
+        scale = _fitting_scale(np.abs(grid.in_steps(own)).ravel(), math.floor(left), MARGINS[0], 1.0)
+    return np.concatenate([own * scale * participants, others])
 
 
 def squared_norm(steps: Steps) -> int:

@@ -66,23 +66,17 @@ class Distortion:
 
     @property
     def additive(self) -> bool:
-        """Whether fresh noise is added: the only form that survives active colluders."""
+        """Whether fresh noise is added: the only form that survives active colluders.
+
+        Only then can tau^2 be chosen for a target in the joint view, and only then can a share be taken out of the sum
+        again after its sender or receiver dropped out.
+        """
         return not self.multiplies
 
     @property
     def one_factor(self) -> bool:
         """Whether a share has one factor, so that the distortion lies in the span of the shares."""
         return self.multiplies and not self.per_coordinate
-
-    @property
-    def calibratable(self) -> bool:
-        """Whether tau^2 can be chosen for a target in the joint view."""
-        return self.additive
-
-    @property
-    def repairable(self) -> bool:
-        """Whether a share can be taken out of the sum again after its sender or receiver dropped out."""
-        return self.additive
 
 
 DISTORTIONS: dict[str, Distortion] = {

@@ -206,7 +206,8 @@ def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, 
     """
     terms = list(noises)
     for _, deviation, sign in terms:
-        _require_sign(sign)
+        if sign not in (1, -1):
+            raise ConfigError(f"must be 1 or -1, not {sign!r}", field="sign")
         _require_deviation(deviation)
     residues = _as_residues(target)
     loop = demand.loop(target.size * len(terms)) if target.flags.carray else None
@@ -228,7 +229,10 @@ def _add_in_blocks(
     """Add to each entry what `loop` makes of the next word of each stream."""
     size = residues.size
     # Each takes its part of its stream before anything is drawn: nothing is drawn twice, whatever happens.
-    parts = [_Part(stream._keystream.cut(size * _WORD), deviation, sign) for stream, deviation, sign in terms]
+    parts = [
+        (stream._keystream.cut(size * _WORD), float(deviation), 0 if sign == 1 else -1)
+        for stream, deviation, sign in terms
+    ]
     threads = max(1, min(thread_limit(), size * len(parts) // _DRAWS_A_THREAD, -(-size // BLOCK)))
     borders = [size * number // threads // BLOCK * BLOCK for number in range(threads)] + [size]
 
@@ -248,18 +252,22 @@ def _add_in_blocks(
 
 
 def _add_range(
-    residues: NDArray[np.uint64], parts: Sequence[_Part], start: int, stop: int, loop: Loop
+    residues: NDArray[np.uint64],
+    parts: Sequence[tuple[_Keystream, float, int]],
+    start: int,
+    stop: int,
+    loop: Loop,
 ) -> list[list[tuple[Int64s, Int64s]]]:
     """Add the noise of all words outside the tail to the entries from `start`; of each part, the others by place."""
     found: list[list[tuple[Int64s, Int64s]]] = [[] for _ in parts]
-    keystreams = [part.keystream.ahead(start * _WORD) for part in parts]
+    ahead = [(keystream.ahead(start * _WORD), deviation, flip) for keystream, deviation, flip in parts]
     tail = np.empty(BLOCK, dtype=np.int64)
     buffer = bytearray(BLOCK * _WORD + _CIPHER_BLOCK)
     for first in range(start, stop, BLOCK):
         target = residues[first : min(first + BLOCK, stop)]
-        for part, keystream, of_part in zip(parts, keystreams, found, strict=True):
+        for (keystream, deviation, flip), of_part in zip(ahead, found, strict=True):
             words = keystream.fill(buffer, target.size)
-            count = loop(words, target, part.deviation, part.flip, tail)
+            count = loop(words, target, deviation, flip, tail)
             if count:
                 of_part.append((first + tail[:count], words[tail[:count]]))
     return found
@@ -270,15 +278,6 @@ def thread_limit() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return min(cores, max(1, int(asked))) if asked.isdecimal() else cores
-
-
-class _Part:
-    """What of one stream is added to a vector, and how."""
-
-    __slots__ = ("deviation", "flip", "keystream")
-
-    def __init__(self, keystream: _Keystream, deviation: float, sign: int) -> None:
-        self.keystream, self.deviation, self.flip = keystream, float(deviation), 0 if sign == 1 else -1
 
 
 class _Keystream:
@@ -364,11 +363,6 @@ def _as_residues(target: Residues) -> NDArray[np.uint64]:
     if not target.flags.writeable:
         raise ConfigError("must be writable", field="target")
     return target.view(np.uint64)
-
-
-def _require_sign(sign: int) -> None:
-    if sign not in (1, -1):
-        raise ConfigError(f"must be 1 or -1, not {sign!r}", field="sign")
 
 
 def _require_deviation(steps: float) -> None:

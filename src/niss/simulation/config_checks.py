@@ -139,7 +139,7 @@ def _check_method(config: Config, method: MethodConfig) -> None:
             require_needs(_SHARED_IN_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
             _check_shares_in_protocol(method, config.training.participants)
     repairing = config.protocol.dropout > 0.0 and config.protocol.mode == "repair"
-    if repairing and distortion is not None and not distortion.repairable:
+    if repairing and distortion is not None and not distortion.additive:
         raise ConfigError(
             f"shares that a client has multiplied ({method.distortion!r}) cannot be taken out of a sum again",
             field="methods.distortion",
