@@ -83,7 +83,7 @@ def beside(
 
     It enters the sum with the weight 1 / participants, and is rounded after that. `round_randomly` shortens all
     coordinates of a vector alike. Once the others are shortened in advance, it finds room for the whole vector, whose
-    last coordinates it then leaves as long as they are. In steps, theirs add at most `norm^2 + kept / 4` to `E ||q||^2`,
+    last coordinates it then leaves as long as they are. In steps, those add at most `norm^2 + kept / 4` to `E||q||^2`,
     and to its deviation at most `norm + sqrt(kept) / 2`.
     """
     whole = update.astype(np.float64, copy=False)
