@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from annotated_types import Ge, Lt, MinLen
 from typing_extensions import Doc
 
+from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.settings import Count, check, settings, to_values
 from niss.simulation.sections import (
@@ -359,10 +360,7 @@ def preset(name: str) -> Config:
 
 def read_preset(name: str) -> dict[str, Any]:
     """The values of settings shipped with the package."""
-    if name not in PRESETS:
-        raise ConfigError(
-            f"unknown preset {name!r}", field="preset", hint="use one of: " + ", ".join(PRESETS)
-        )
+    require_one_of(name, PRESETS, field="preset")
     return read_toml(Path(str(resources.files("niss.simulation"))) / "presets" / f"{name}.toml")
 
 

@@ -198,11 +198,8 @@ class Played:
         drive(session, deliver, until=Stage.ROUND)
         current = session.round
         if session.refused is not None or current is None or list(current.nodes) != nodes:
-            why = (
-                "others take part than were announced" if session.refused is None else session.refused.message
-            )
-            hint = None if session.refused is None else session.refused.hint
-            raise PrivacyError(f"round {number + 1}: {why}", hint=hint)
+            refused = session.refused or PrivacyError("others take part than were announced")
+            raise PrivacyError(f"round {number + 1}: {refused.message}", hint=refused.hint)
         pending = session.books.pending(current)
         mus = np.broadcast_to(np.asarray(pending.joint, dtype=np.float64), len(nodes))
         charge(Charge.of(mus, pending.marginal), current.agreed.terms.attempt)

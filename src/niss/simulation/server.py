@@ -213,12 +213,9 @@ class Optimizer:
                 "released so far, so that noise that one round adds and another takes out does not cancel exactly in "
                 "the model. How much stays there is not known. What is promised does not depend on it.",
             )
-        left = last.model_noise_variance
-        has = (
-            ""
-            if left is None
-            else f": after the last round the model has {left:.2g} in every coordinate (variance)"
-        )
+        left, has = last.model_noise_variance, ""
+        if left is not None:
+            has = f": after the last round the model has {left:.2g} in every coordinate (variance)"
         return (
             "The server's momentum spreads every round over those after it, so that noise that one round adds and "
             f"another takes out fades from the model instead of leaving it at once{has}.",
