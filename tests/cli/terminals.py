@@ -1,4 +1,4 @@
-"""Commands in a terminal of their own, for tests of what a terminal shows."""
+"""Commands in processes of their own: plain ones, and some in a terminal, for tests of what a terminal shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
+from typing import Any
 
+Ended = subprocess.CompletedProcess[str]
 NISS = Path(sys.executable).with_name("niss")
 COLOUR = re.compile(r"\x1b\[[0-9;]*?(?:\b3[0-8]|\b4[0-8]|\b9[0-7]|\b10[0-7])(?:;[0-9;]*)?m")
 """A sequence that sets a colour; bold and its like are none."""
@@ -82,7 +84,7 @@ def in_terminal(*arguments: str, cwd: Path, **environment: str) -> str:
     return shown.decode()
 
 
-def in_pipe(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def in_pipe(*arguments: str, cwd: Path, **environment: str) -> Ended:
     """`niss ARGUMENTS` with both outputs in pipes."""
     (out, to_out), (err, to_err) = os.pipe(), os.pipe()
     with Path(os.devnull).open() as nothing:
@@ -94,3 +96,16 @@ def in_pipe(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
         shown = stdout.read()
     process.join()
     return subprocess.CompletedProcess(arguments, process.exitcode or 0, shown, said.result())
+
+
+def run_python(code: str, *arguments: str, cwd: Path | None = None, **environment: str) -> Ended:
+    """`python -c CODE ARGUMENTS`, with these variables besides those of this process."""
+    command, changed = [sys.executable, "-c", code, *arguments], {**os.environ, **environment}
+    options: dict[str, Any] = {
+        "cwd": cwd,
+        "env": changed,
+        "capture_output": True,
+        "text": True,
+        "timeout": 300,
+    }
+    return subprocess.run(command, check=False, **options)

@@ -61,12 +61,11 @@ def test_dlg_writes_figure_table_and_json(tmp_path: Path) -> None:
 
 
 def test_the_papers_setting_from_the_joint_view(tmp_path: Path) -> None:
-    result = run(
-        tmp_path, "dlg --plan paper --view joint --methods niss --clients 11 --iterations 5 --restarts 1"
-    )
-    assert result["rows"][0]["noise"] < 1e-9
-    assert result["rows"][0]["epsilon_joint"] is None
-    assert result["rows"][0]["epsilon_marginal"] == pytest.approx(6.86, abs=0.01)
+    paper = "dlg --plan paper --view joint --methods niss --clients 11 --iterations 5 --restarts 1"
+    (row,) = run(tmp_path, paper)["rows"]
+    assert row["noise"] < 1e-9
+    assert row["epsilon_joint"] is None
+    assert row["epsilon_marginal"] == pytest.approx(6.86, abs=0.01)
 
 
 def test_joint(tmp_path: Path) -> None:
@@ -80,19 +79,14 @@ def test_joint(tmp_path: Path) -> None:
 
 
 def test_invert(tmp_path: Path) -> None:
-    result = run(
-        tmp_path, "invert --batch 2 --steps 2 --methods fedavg --clients 3 --iterations 15 --restarts 1"
-    )
-    assert len(result["rows"][0]["labels"]) == 2
+    line = "invert --batch 2 --steps 2 --methods fedavg --clients 3 --iterations 15 --restarts 1"
+    assert len(run(tmp_path, line)["rows"][0]["labels"]) == 2
 
 
 def test_collude(tmp_path: Path) -> None:
     result = run(tmp_path, "collude --clients 8 --neighbours 3 --rho 0,1 --points 2 --hidden 4")
-    broken = {
-        row["distortion"]: row["fraction"]
-        for row in result["rows"]
-        if row["rho"] == 1.0 and row["tau2"] == 1.0
-    }
+    all_known = [row for row in result["rows"] if row["rho"] == row["tau2"] == 1.0]
+    broken = {row["distortion"]: row["fraction"] for row in all_known}
     assert broken["scalar"] > 0.99
     assert max(broken["coordinate"], broken["additive"]) < 0.05
     projection = result["curves"]["projection"]
@@ -220,9 +214,8 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return real(*arguments, **options)
 
     monkeypatch.setattr(inversion.Search, "invert", interrupted)
-    result = niss_attack(
-        *("dlg", "--clients", "4", "--iterations", "5", "--restarts", "1", "--out", str(tmp_path / "out"))
-    )
+    line = "dlg --clients 4 --iterations 5 --restarts 1 --out"
+    result = niss_attack(*line.split(), str(tmp_path / "out"))
     assert result.exit_code == 130
     kept = json.loads((tmp_path / "out" / "attack.json").read_text())
     assert not kept["finished"]

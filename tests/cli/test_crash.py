@@ -1,18 +1,20 @@
-"""A crash: two lines, a log with the traceback, exit code 1, and no secret anywhere."""
+"""How niss ends: the table of exit codes; a crash is two lines, a log with the traceback, and no secret anywhere."""
 
 from __future__ import annotations
 
 import base64
-import os
+import re
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from cli.terminals import Ended, run_python
+from niss import errors
+from niss.cli.errors import CRASHED, EXIT_CODES, INTERRUPTED
 from niss.redaction import REDACTED
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md"
 SEED = bytes(range(100, 132))
 KEY = bytes(range(7, 39))
 
@@ -64,11 +66,9 @@ FORMS = [
 ]
 
 
-def crash(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def crash(*arguments: str, **environment: str) -> Ended:
     """Run one of the commands above; `XDG_STATE_HOME` or `HOME` say where its log goes."""
-    command = [sys.executable, "-c", CRASHING, *arguments]
-    environment = {**os.environ, "COLUMNS": "200"} | environment
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return run_python(CRASHING, *arguments, COLUMNS="200", **environment)
 
 
 @pytest.mark.parametrize("command", ["plain", "chained"])
@@ -123,3 +123,16 @@ def test_without_a_usable_place_logs_go_below_home(tmp_path: Path, state: str) -
     crash("plain", HOME=str(tmp_path), XDG_STATE_HOME=state)
     [log] = (tmp_path / ".local/state/niss").iterdir()
     assert "IndexError" in log.read_text()
+
+
+def test_the_documentation_holds_the_same_table() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(str(code), name, meaning) for code, name, meaning in EXIT_CODES]
+
+
+def test_every_error_has_a_code_of_the_table() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert {kind.exit_code for kind in kinds if issubclass(kind, errors.NissError)} == {1, 2, 3, 4, 5, 6, 7}
+    codes = [code for code, _, _ in EXIT_CODES]
+    assert len(codes) == len(set(codes))
+    assert {0, CRASHED, INTERRUPTED, 1, 2, 3, 4, 5, 6, 7} == set(codes)

@@ -23,11 +23,7 @@ def interrupt(*_arguments: Any, **_options: Any) -> NoReturn:
         ("niss.data.fetch_dataset", "data get mnist", ("niss data get mnist",)),
         ("niss.data.fetch_dataset", "--quiet data get mnist", ("niss data get mnist",)),
         ("niss.simulation.run", "run --out r", ("nothing was started",)),
-        (
-            "niss.simulation.run",
-            "run --out begun --overwrite",
-            ("whole round is kept", "niss run --resume begun"),
-        ),
+        ("niss.simulation.run", "run --out begun --overwrite", ("whole round is kept", "--resume begun")),
         ("niss.attacks.canary.canary_scores", "attack audit --rounds 200 --out a", ("a/report.html",)),
     ],
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from cli.terminals import run_python
 from niss.errors import ConfigError
 from niss.local.apps import check_app, new_app
 
@@ -28,9 +27,7 @@ def test_niss_up_takes_it_and_its_parts_can_be_loaded(tmp_path: Path) -> None:
     app = new_app(tmp_path / "digits")
     check_app(app, ["colluders"], tracker=True)
     code = "import digits.client_app, digits.server_app; print(digits.client_app.app, digits.server_app.app)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=app, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_python(code, cwd=app)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("App object") == 2
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from cli.terminals import run_python
 from niss.cli.options import argument, flag_of, from_options, lazy_app, option, register
 from niss.cli.terminal import is_quiet
 from niss.errors import ConfigError
@@ -185,9 +183,8 @@ def test_the_help_of_run_names_every_method() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_typer_has_a_completion_script_for_each_shell(shell: str) -> None:
-    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = [sys.executable, "-m", "niss", "--show-completion", shell]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    code, quietly = "from niss.cli import main; main()", {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = run_python(code, "--show-completion", shell, **quietly)
     assert done.returncode == 0, done.stderr
     assert "_COMPLETE" in done.stdout
 
@@ -195,5 +192,4 @@ def test_typer_has_a_completion_script_for_each_shell(shell: str) -> None:
 def test_the_command_line_loads_nothing_heavy() -> None:
     heavy = ("torch", "scipy", "matplotlib", "pydantic", "numpy", "fastapi", "uvicorn")
     code = f"import sys, niss.cli; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code).stdout.strip() == "[]"

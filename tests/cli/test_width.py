@@ -10,15 +10,8 @@ from niss.accounting import outlook
 from niss.cli.data import list_command
 from niss.cli.terminal import RoundProgress, print_aligned, print_sentence, print_table, results, width_asked
 
-HEADER = (
-    "Method",
-    "κ",
-    "τ²",
-    "Accuracy",
-    "Noise variance, measured",
-    "Noise variance, predicted",
-    "ε, joint view",
-)
+MEASURED, PREDICTED = "Noise variance, measured", "Noise variance, predicted"
+HEADER = ("Method", "κ", "τ²", "Accuracy", MEASURED, PREDICTED, "ε, joint view")
 ROWS = [
     ("central-dp", "–", "–", "86.6 %", "7.24e-05", "7.25e-05", "3.00, server trusted"),
     ("niss-as-printed", "20", "7.44e-05", "88.6 %", "2.02e-16", "none", "no guarantee"),

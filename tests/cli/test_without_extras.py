@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cli.terminals import Ended, run_python
 
 HIDING = """
 import sys
@@ -25,18 +26,10 @@ main()
 """
 
 
-def without(packages: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def without(packages: str, *arguments: str, cwd: Path) -> Ended:
     """`niss ARGUMENTS` as if the packages were not installed."""
-    environment = {**os.environ, "XDG_STATE_HOME": str(cwd), "XDG_CONFIG_HOME": str(cwd)}
-    return subprocess.run(
-        [sys.executable, "-c", HIDING, packages, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    home = str(cwd)
+    return run_python(HIDING, packages, *arguments, cwd=cwd, XDG_STATE_HOME=home, XDG_CONFIG_HOME=home)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +58,14 @@ def test_a_command_says_what_to_install(
 @pytest.mark.parametrize(
     "line",
     [
+        *("--help", "run --help", "attack --help", "tracker --help", "reproduce --help"),
         *(
-            "--help",
-            "run --help",
-            "attack --help",
-            "tracker --help",
-            "reproduce --help",
             "reproduce readings",
+            "plan --participants 12",
+            "data list",
+            "keys new --out my.key",
+            "reproduce figure-4 --dry-run",
         ),
-        *("plan --participants 12", "data list", "keys new --out my.key", "reproduce figure-4 --dry-run"),
     ],
 )
 def test_what_trains_and_draws_nothing_needs_neither_torch_nor_matplotlib(tmp_path: Path, line: str) -> None:
@@ -113,9 +105,7 @@ def test_experiments_are_said_to_be_elsewhere(tmp_path: Path, arguments: list[st
         f"r.__file__ = {str(tmp_path / 'site' / 'reproduce.py')!r}; "
         "from niss.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_python(code, *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     error, hint = done.stderr.splitlines()[-2:]
     assert error == "error: the experiments are not part of the installed package"

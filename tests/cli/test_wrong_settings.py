@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from cli.terminals import run_python
 from niss.cli.plan import plan_command
 from niss.cli.simulate import compare_command, run_command
 from niss.errors import ConfigError
@@ -27,22 +26,12 @@ except SystemExit as end:
     "line",
     [
         *("run --rounds 0", "run --set privacy.epsiln=3", "compare --methods fedavg,nis", "run absent.toml"),
-        *(
-            "run --participants 20 --neighbours 500",
-            "plan --participants 0",
-            "report absent",
-            "account absent",
-        ),
+        *("run --participants 20 --neighbours 500", "plan --participants 0"),
+        *("report absent", "account absent"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_torch_is_loaded(line: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TORCH, *line.split()],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    done = run_python(_WITHOUT_TORCH, *line.split(), cwd=tmp_path)
     assert "error:" in done.stderr
     assert done.stdout.split() == ["code", done.stdout.split()[1], "False", "False"], done.stderr
     assert done.stdout.split()[1] in ("2", "5")
@@ -51,13 +40,9 @@ def test_what_cannot_be_used_is_refused_before_torch_is_loaded(line: str, tmp_pa
 def test_every_wrong_setting_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         run_command(rounds=0, clients=-5, epsilon=-1.0, settings=["training.epoch=3"])
-    for name in ("rounds", "data.clients", "privacy.epsilon", "training.epoch"):
+    for name in ("rounds", "data.clients", "privacy.epsilon", "training.epoch", "did you mean 'epochs'?"):
         assert name in raised.value.message
-    assert "did you mean 'epochs'?" in raised.value.message
     assert raised.value.field == "rounds"
-
-
-def test_every_wrong_option_of_a_plan_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         plan_command(participants=1, epsilon=-1.0, dropout=2.0, delta=7.0)
     for name in ("participants", "epsilon", "dropout", "delta"):

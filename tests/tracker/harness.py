@@ -70,21 +70,11 @@ def terms(
     number: int = 0, attempt: int = 0, neighbours: float = 4.0, *, run: bytes = RUN, **changes: Any
 ) -> Terms:
     """Of an attempt in which everything is right."""
-    usual: dict[str, Any] = {
-        "mode": "tolerate",
-        "coordinates": 8,
-        "grid_bits": 16,
-        "modulus_bits": 32,
-        "clip": 1.0,
-        "unit_variance": 0.1,
-        "residual_variance": 0.1,
-        "self_variance": 0.0,
-        "revealed": 0,
-        "dropped": 0,
-        "committee": 0,
-        "threshold": 0,
-    }
-    return Terms(run=run, round=number, attempt=attempt, neighbours=neighbours, **(usual | changes))
+    sizes = {"coordinates": 8, "grid_bits": 16, "modulus_bits": 32, "clip": 1.0}
+    noise = {"unit_variance": 0.1, "residual_variance": 0.1, "self_variance": 0.0}
+    repair = dict.fromkeys(("revealed", "dropped", "committee", "threshold"), 0)
+    place: dict[str, Any] = {"run": run, "round": number, "attempt": attempt, "neighbours": neighbours}
+    return Terms(mode="tolerate", **(place | sizes | noise | repair | changes))
 
 
 class Scene:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,15 +15,13 @@ import pytest
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import encode_prekey
 from niss.tracker.auth import LIST_PURPOSE, list_message
-from niss.tracker.client import Connection, TrackerClient, TrackerRefused, TrackerUnavailable
+from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.rounds import OwnChains, RoundView
 from niss.tracker.store import Seating
 from tracker.harness import RUN, TRACKER, free_port, member, members
 
 KEYS = {"tracker": TRACKER.public.hex(), "holder": TRACKER.public.hex(), "server": member(0).public.hex()}
 ABOUT = {**KEYS, "version": "1", "time": 0.0, "tolerance_seconds": 60.0, "ttl_seconds": 600.0, "attempts": 4}
-
-Answer = Callable[[str, str], tuple[int, dict[str, str], bytes]]
 
 
 class Stub:
@@ -121,24 +119,30 @@ def test_a_connection_that_grew_old_is_no_trouble(stub: Stub) -> None:
         assert [hasty.heartbeat().held for _ in range(3)] == [3, 3, 3]
 
 
-def test_nobody_there_is_said_after_the_pauses() -> None:
-    pauses: list[float] = []
-    away = Connection(f"http://127.0.0.1:{free_port()}", ca=None, timeout=1, retries=6, sleep=pauses.append)
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long a client would have waited."""
+    waited: list[float] = []
+    monkeypatch.setattr("niss.tracker.client.time.sleep", waited.append)
+    return waited
+
+
+def test_nobody_there_is_said_after_the_pauses(pauses: list[float]) -> None:
+    away = TrackerClient(f"http://127.0.0.1:{free_port()}", member(1).identity)
     with pytest.raises(TrackerUnavailable, match="ConnectionRefusedError"):
-        away.ask("GET", "/v1/tracker")
+        away.describe()
     assert len(pauses) == 6
     for pause, most in zip(pauses, (0.25, 0.5, 1, 2, 4, 8), strict=True):
         assert most / 2 <= pause <= most
 
 
-def test_the_tracker_s_wish_to_wait_is_heeded(stub: Stub) -> None:
-    pauses: list[float] = []
-    asking = Connection(stub.url, ca=None, timeout=5, retries=2, sleep=pauses.append)
-    stub.script = [(429, {"retry-after": "3"}), (503, {"retry-after": "99"})]
-    asking.ask("GET", "/somewhere")
-    stub.script = [(503, {"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"})]
-    asking.ask("GET", "/somewhere")
-    asking.close()
+def test_the_tracker_s_wish_to_wait_is_heeded(stub: Stub, pauses: list[float]) -> None:
+    stub.answers[BEAT] = STOCK
+    with TrackerClient(stub.url, member(1).identity, retries=2) as asking:
+        stub.script = [(429, {"retry-after": "3"}), (503, {"retry-after": "99"})]
+        asking.heartbeat()
+        stub.script = [(503, {"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"})]
+        asking.heartbeat()
     assert pauses[:2] == [3.0, 8.0]
     assert pauses[2] <= 0.25
 
@@ -188,12 +192,10 @@ def test_a_list_is_believed_only_as_the_tracker_signed_it(stub: Stub, line: Trac
     shown, seating = listed(link=2)
     stub.answers[path] = shown
     assert line.participants(RUN, 0, 1) == seating.participants()
-    stub.answers[path] = shown | {"participants": shown["participants"][::-1]}
-    with pytest.raises(RemoteProtocolError, match="'participants'"):
-        line.participants(RUN, 0, 1)
-    stub.answers[path], _ = listed(link=1)
-    with pytest.raises(RemoteProtocolError, match="'participants'"):
-        line.participants(RUN, 0, 1)
+    for other in (shown | {"participants": shown["participants"][::-1]}, listed(link=1)[0]):
+        stub.answers[path] = other
+        with pytest.raises(RemoteProtocolError, match="'participants'"):
+            line.participants(RUN, 0, 1)
 
 
 def test_a_swapped_prekey_is_noticed(stub: Stub, line: TrackerClient) -> None:
@@ -221,12 +223,10 @@ def test_a_beacon_of_another_attempt_is_noticed(stub: Stub, line: TrackerClient)
     [None, [], 3, "text", {}, {"held": "3"}, {"held": None}, {**STOCK, "wanted": True}, b"<html>", b"\xff"],
 )
 def test_odd_answers_are_errors_of_the_other_side(stub: Stub, line: TrackerClient, odd: object) -> None:
-    stub.answers[BEAT] = odd
-    with pytest.raises(RemoteProtocolError):
-        line.heartbeat()
-    stub.answers["/v1/runs/72756e"] = odd
-    with pytest.raises(RemoteProtocolError):
-        line.run(RUN)
+    stub.answers[BEAT] = stub.answers["/v1/runs/72756e"] = odd
+    for ask in (line.heartbeat, lambda: line.run(RUN)):
+        with pytest.raises(RemoteProtocolError):
+            ask()
 
 
 def test_the_client_needs_neither_torch_nor_the_service() -> None:

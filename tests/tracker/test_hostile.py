@@ -16,9 +16,9 @@ from niss.protocol import keys
 from niss.protocol.messages import Prekey
 from niss.tracker import serve
 from niss.tracker.auth import Refused
-from niss.tracker.client import Connection, TrackerClient
+from niss.tracker.client import TrackerClient
 from niss.tracker.databases import SqliteStore
-from niss.tracker.options import TrackerOptions, TrackerSettings
+from niss.tracker.options import TrackerOptions
 from niss.tracker.service import Tracker
 from tracker.harness import SERVER, Member, Scene, free_port, member
 from tracker.test_client import Stub
@@ -89,13 +89,12 @@ def test_those_who_ask_for_metrics_share_one_count(scene: Scene, monkeypatch: py
 @contextmanager
 def listening(folder: Path) -> Iterator[int]:
     """The port of a tracker that runs in a thread of this process."""
-    chosen = TrackerOptions(
-        server_key=SERVER.public.hex(), port=free_port(), store=f"sqlite:///{folder / 'a.db'}"
+    chosen, store = (
+        TrackerOptions(server_key=SERVER.public.hex()),
+        SqliteStore(folder / "a.db", durable=False),
     )
-    store = SqliteStore(folder / "a.db", durable=False)
-    made = Tracker(store, member(0, "tracker").identity, server=chosen.server, settings=TrackerSettings())
-    running = serve._Server(made, chosen)
-    port = serve.listen(chosen.host, chosen.port)
+    made = Tracker(store, member(0, "tracker").identity, server=chosen.server)
+    running, port = serve._Server(made, chosen), serve.listen("127.0.0.1", 0)
     thread = threading.Thread(target=running.run, args=([port],))
     thread.start()
     try:
@@ -155,52 +154,44 @@ def test_connections_with_requests_on_them_stay() -> None:
     assert set(seen) == {asking}
 
 
-def test_an_authority_for_the_certificate_means_https(tmp_path: Path) -> None:
+def test_an_authority_means_https_and_its_file_is_not_named_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="https"):
-        Connection("http://127.0.0.1:1", ca=tmp_path / "ca.pem", timeout=1, retries=0)
+        TrackerClient("http://127.0.0.1:1", member(1).identity, ca=tmp_path / "ca.pem")
 
-
-def test_a_file_of_an_authority_is_not_named_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        Connection("https://127.0.0.1:1", ca=tmp_path / "secret-place.pem", timeout=1, retries=0)
+        TrackerClient("https://127.0.0.1:1", member(1).identity, ca=tmp_path / "secret-place.pem")
     assert "secret-place" not in refused.value.message
 
 
 def test_the_reason_does_not_tell_what_listens_at_an_address() -> None:
     """A server names the address: what its clients say of it must not describe their network."""
     stub = Stub()
-    deep = b"[" * 100_000
+    stub.answers["/v1/tracker"] = {"tracker": "00" * 32, "holder": "11" * 32, "server": "22" * 32}
     answers: list[tuple[int, Any]] = [
         (200, b"SSH-2.0-OpenSSH_9.6"),
         (200, {"password": "hunter2"}),
         (404, {"error": {"message": "the secret is hunter2", "field": 7, "hint": ["x"]}}),
         (500, b"\x1b[31mpanic"),
         (503, {}),
-        (200, deep),
+        (200, b"[" * 100_000),
     ]
     reasons = set()
+
+    def ask(url: str) -> None:
+        with (
+            TrackerClient(url, member(1).identity, retries=0) as line,
+            pytest.raises(NissError) as trouble,
+        ):
+            line.run(b"\xaa")
+        assert "hunter2" not in trouble.value.message
+        assert "\x1b" not in str(trouble.value)
+        reasons.add(trouble.value.message)
+
     try:
         for status, body in answers:
-            stub.answers[BEACON] = body
-            stub.answers["/v1/tracker"] = {"tracker": "00" * 32, "holder": "11" * 32, "server": "22" * 32}
-            stub.script = [(status, {})] * 3
-            with (
-                TrackerClient(stub.url, member(1).identity, retries=0) as line,
-                pytest.raises(NissError) as trouble,
-            ):
-                line.run(b"\xaa")
-            assert "hunter2" not in trouble.value.message
-            assert "\x1b" not in str(trouble.value)
-            reasons.add(trouble.value.message)
+            stub.answers["/v1/runs/aa"], stub.script = body, [(status, {})] * 3
+            ask(stub.url)
     finally:
         stub.close()
-    with (
-        TrackerClient(f"http://127.0.0.1:{free_port()}", member(1).identity, retries=0) as line,
-        pytest.raises(NissError) as trouble,
-    ):
-        line.describe()
-    reasons.add(trouble.value.message)
+    ask(f"http://127.0.0.1:{free_port()}")
     assert reasons == {"the tracker cannot be used"}
-
-
-BEACON = "/v1/runs/aa"

@@ -91,9 +91,7 @@ def test_a_copy_is_refused_as_long_as_its_time_would_pass(scene: Scene, off: int
 
 def test_each_identity_has_its_own_rate_and_the_server_has_none(scene: Scene) -> None:
     def ask(by: Member, number: int) -> bytes:
-        nonce = number.to_bytes(16, "big")
-        made = request(scene, by, nonce=nonce)
-        return check(scene, made)
+        return check(scene, request(scene, by, nonce=number.to_bytes(16, "big")))
 
     for number in range(20):
         ask(member(1), number)

@@ -1,8 +1,8 @@
 """The tracker, as clients and the server of a federation use it.
 
-`Connection` is HTTP: one connection, signed requests, patient retries. `TrackerClient` is what can be asked. What the
-tracker says is checked against its keys: the anchor of a run, participant lists and every prekey in them. Whether a
-beacon is the right link is checked where it is used, by `niss.protocol.client`. Every call may be repeated.
+One connection, signed requests, patient retries: all that is asked can be asked twice, so a lost answer is asked for
+again. What the tracker says is checked against its keys: the anchor of a run, participant lists and every prekey in
+them. Whether a beacon is the right link is checked where it is used, by `niss.protocol.client`.
 """
 
 from __future__ import annotations
@@ -66,161 +66,6 @@ class TrackerRefused(TrackerTrouble):
         self.status, self.field = status, field
 
 
-class Connection:
-    """Asks a tracker. What it asks can all be asked twice, so a lost answer is asked for again."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        ca: Path | None,
-        timeout: float,
-        retries: int,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """url       http or https, host and port, without a path; anything else is a `ConfigError`
-        ca        a PEM file with the authority of the tracker's certificate, for https alone; None: those of this
-                  machine
-        timeout   seconds for connecting and for each wait for data
-        retries   how often a request is repeated after trouble, with growing pauses up to 8 seconds
-        sleep     how to wait; a stand-in for tests
-        """
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            parts, port = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or parts.hostname is None or parts.path.strip("/"):
-            raise ConfigError(
-                f"{url!r} is not the address of a tracker",
-                field="tracker",
-                hint="for example https://tracker.example:8443",
-            )
-        if ca is not None and parts.scheme != "https":
-            raise ConfigError(
-                "must be an address of https, since an authority for its certificate is set",
-                field="tracker",
-                hint="without TLS nothing shows who answers; use https, or leave the authority out",
-            )
-        self._connect: Callable[[], http.client.HTTPConnection]
-        if parts.scheme == "http":
-            self._connect = partial(http.client.HTTPConnection, parts.hostname, port, timeout=timeout)
-        else:
-            try:
-                context = ssl.create_default_context(cafile=ca)
-            except OSError as error:
-                raise ConfigError(
-                    "the file of the authority cannot be used",
-                    field="ca",
-                    hint=f"give a PEM file; {ca}: {error}",
-                ) from None
-            self._connect = partial(
-                http.client.HTTPSConnection, parts.hostname, port, timeout=timeout, context=context
-            )
-        self._url, self._retries, self._sleep = url, retries, sleep
-        self._lock = threading.RLock()
-        self._open: http.client.HTTPConnection | None = None
-
-    def ask(
-        self, method: str, target: str, body: object = None, *, signer: tuple[Identity, bytes] | None = None
-    ) -> Any:
-        """The JSON of the answer, None where it has no body.
-
-        method, target   of the request; the target is a path without a query
-        body             what is sent as JSON; None: nothing
-        signer           who asks, and the public key of the tracker that is asked; None: the request is not signed
-
-        Raises `TrackerRefused` with the tracker's own words, `TrackerUnavailable` once all retries are used up or at
-        once where the certificate does not verify, and `TrackerTrouble` where the answer is not JSON.
-        """
-        sent = b"" if body is None else json.dumps(body).encode()
-        pause, left = _FIRST_PAUSE, self._retries
-        while True:
-            reused = self._open is not None
-            try:
-                status, headers, answer = self._once(method, target, sent, signer)
-            except ssl.SSLCertVerificationError as error:
-                raise TrackerUnavailable(
-                    f"the certificate of {self._url} does not verify: {error.verify_message}",
-                    hint="give the certificate of its authority as `ca`",
-                ) from None
-            except (OSError, http.client.HTTPException) as error:
-                if reused:
-                    continue  # The connection had grown old; a fresh one says whether the tracker is there.
-                trouble, wait = f"{type(error).__name__}: {error}", 0.0
-            else:
-                if status not in _AGAIN:
-                    return _content(status, answer)
-                trouble, wait = f"status {status}", _seconds(headers.get("retry-after", ""))
-            if not left:
-                break
-            left -= 1
-            # Somewhat at random, so that all clients of a tracker that restarts do not come at once.
-            share = 0.5 + secrets.randbelow(1000) / 2000
-            self._sleep(min(max(pause * share, wait), _LONGEST_PAUSE))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        raise TrackerUnavailable(
-            f"the tracker at {self._url} does not answer ({trouble})",
-            hint="is it running, and reachable from here?",
-        )
-
-    def _once(
-        self, method: str, target: str, body: bytes, signer: tuple[Identity, bytes] | None
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Send one request, signed anew each time, and read the whole answer, at most 16 MiB of it."""
-        headers = {"accept": "application/json"}
-        if body:
-            headers["content-type"] = "application/json"
-        if signer is not None:
-            identity, tracker = signer
-            headers |= sign_request(identity, tracker=tracker, method=method, target=target, body=body)
-        with self._lock:
-            try:
-                self._open = self._open or self._connect()
-                self._open.request(method, target, body=body or None, headers=headers)
-                response = self._open.getresponse()
-                answer = response.read(_LARGEST_ANSWER + 1)
-                if len(answer) > _LARGEST_ANSWER:
-                    raise http.client.HTTPException("the answer is too large")
-                return response.status, {k.lower(): v for k, v in response.getheaders()}, answer
-            except BaseException:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Close the connection, if one is open; the next request opens another."""
-        with self._lock:
-            if self._open is not None:
-                self._open.close()
-                self._open = None
-
-
-def _content(status: int, answer: bytes) -> Any:
-    """The content of an answer; `TrackerRefused` with the tracker's own words where the status is not 2xx."""
-    try:
-        content = json.loads(answer) if answer else None
-    except (ValueError, RecursionError):
-        raise TrackerTrouble(
-            f"the tracker's answer (status {status}) is not JSON", hint="is this the address of a tracker?"
-        ) from None
-    if 200 <= status < 300:
-        return content
-    error = content.get("error") if isinstance(content, dict) else None
-    error = error if isinstance(error, dict) else {}
-    said = {
-        name: printable(str(error[name]))
-        for name in ("message", "field", "hint")
-        if error.get(name) is not None
-    }
-    message = said.get("message", f"status {status}")
-    raise TrackerRefused(status, message, field=said.get("field"), hint=said.get("hint"))
-
-
-def _seconds(text: str) -> float:
-    """A Retry-After in seconds; one that is a date, or nonsense, counts for nothing."""
-    return float(text) if text.isascii() and text.isdigit() else 0.0
-
-
 class TrackerClient:
     """What one identity asks of a tracker: as a client of a federation, or as its server.
 
@@ -240,21 +85,45 @@ class TrackerClient:
         timeout: float = 10.0,
         retries: int = 6,
     ) -> None:
-        """url        http or https, host and port
+        """url        http or https, host and port, without a path; anything else is a `ConfigError`
         identity   signs all requests
-        ca         a PEM file that verifies the tracker's certificate, if no authority of this machine does
+        ca         for https alone: a PEM file that verifies the tracker's certificate, if no authority of this
+                   machine does
         tracker    the public key the tracker must have; None: whichever it names
         timeout    seconds for connecting and for each wait for data
-        retries    with 6 of them a tracker may be away for about a quarter of a minute
+        retries    how often a request is repeated after trouble, with growing pauses up to 8 seconds: with 6 of them
+                   a tracker may be away for about a quarter of a minute
         """
-        self._identity, self._pinned = identity, tracker
-        self._connection = Connection(url, ca=ca, timeout=timeout, retries=retries)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or parts.hostname is None or parts.path.strip("/"):
+            hint = "for example https://tracker.example:8443"
+            raise ConfigError(f"{url!r} is not the address of a tracker", field="tracker", hint=hint)
+        self._connect: Callable[[], http.client.HTTPConnection]
+        self._connect = partial(http.client.HTTPConnection, parts.hostname, port, timeout=timeout)
+        if parts.scheme == "https":
+            try:
+                context = ssl.create_default_context(cafile=ca)
+            except OSError as error:
+                hint = f"give a PEM file; {ca}: {error}"
+                raise ConfigError("the file of the authority cannot be used", field="ca", hint=hint) from None
+            secure = http.client.HTTPSConnection
+            self._connect = partial(secure, parts.hostname, port, timeout=timeout, context=context)
+        elif ca is not None:
+            hint = "without TLS nothing shows who answers; use https, or leave the authority out"
+            raise ConfigError("must be https, since an authority is set", field="tracker", hint=hint)
+        self._url, self._identity, self._pinned, self._retries = url, identity, tracker, retries
+        self._lock = threading.RLock()
+        self._open: http.client.HTTPConnection | None = None
         self._described: api.TrackerAnswer | None = None
 
     def describe(self) -> api.TrackerAnswer:
         """Whose signatures to expect: the tracker's, the holder's and the server's keys; asked for once."""
         if self._described is None:
-            described = _read(api.TrackerAnswer, self._connection.ask("GET", "/v1/tracker"))
+            described = _read(api.TrackerAnswer, self._ask("GET", "/v1/tracker", signed=False))
             if self._pinned not in (None, described.tracker):
                 raise RemoteProtocolError(
                     f"this tracker is {fingerprint(described.tracker)}, not the one expected",
@@ -265,7 +134,7 @@ class TrackerClient:
 
     def run(self, run: bytes) -> api.RunAnswer:
         """What the holder committed to for a run: its chain's anchor, and for how many rounds; verified."""
-        return self._verified(run, self._connection.ask("GET", f"/v1/runs/{run.hex()}"))
+        return self._verified(run, self._ask("GET", f"/v1/runs/{run.hex()}", signed=False))
 
     # As a client.
 
@@ -303,7 +172,7 @@ class TrackerClient:
         That these are the right ones follows only from the whole list, the terms and the beacon.
         """
         answer = self._ask("GET", _path(Attempt(run, round, attempt), "neighbours"))
-        return {one.seat: _participant(one) for one in _read(api.NeighboursAnswer, answer).neighbours}
+        return {entry.seat: _participant(entry) for entry in _read(api.NeighboursAnswer, answer).neighbours}
 
     # As the server.
 
@@ -329,10 +198,14 @@ class TrackerClient:
         one coalition if it is named. Fewer than `at_least` are refused, and nothing is used up. With `absent`, members
         that are not live are seated too.
         """
-        named = None if members is None else [one.hex() for one in members]
-        body = {"members": named, "count": count, "coalition": coalition, "at_least": at_least}
-        if absent:
-            body["absent"] = True
+        named = None if members is None else [member.hex() for member in members]
+        body = {
+            "members": named,
+            "count": count,
+            "coalition": coalition,
+            "at_least": at_least,
+            "absent": absent,
+        }
         return self._list("PUT", Attempt(run, round, attempt), "seats", body)
 
     def beacon(
@@ -358,7 +231,11 @@ class TrackerClient:
     # Both.
 
     def close(self) -> None:
-        self._connection.close()
+        """Close the connection, if one is open; the next request opens another."""
+        with self._lock:
+            if self._open is not None:
+                self._open.close()
+                self._open = None
 
     def __enter__(self) -> Self:
         return self
@@ -366,8 +243,69 @@ class TrackerClient:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _ask(self, method: str, target: str, body: object = None) -> Any:
-        return self._connection.ask(method, target, body, signer=(self._identity, self.describe().tracker))
+    def _ask(self, method: str, target: str, body: object = None, *, signed: bool = True) -> Any:
+        """The JSON of the answer, None where it has no body.
+
+        method, target   of the request; the target is a path without a query
+        body             what is sent as JSON; None: nothing
+        signed           for the tracker that was described, by this identity
+
+        Raises `TrackerRefused` with the tracker's own words, `TrackerUnavailable` once all retries are used up or at
+        once where the certificate does not verify, and `TrackerTrouble` where the answer is not JSON.
+        """
+        tracker = self.describe().tracker if signed else None
+        sent = b"" if body is None else json.dumps(body).encode()
+        pause, left = _FIRST_PAUSE, self._retries
+        while True:
+            reused = self._open is not None
+            try:
+                status, headers, answer = self._once(method, target, sent, tracker)
+            except ssl.SSLCertVerificationError as error:
+                raise TrackerUnavailable(
+                    f"the certificate of {self._url} does not verify: {error.verify_message}",
+                    hint="give the certificate of its authority as `ca`",
+                ) from None
+            except (OSError, http.client.HTTPException) as error:
+                if reused:
+                    continue  # The connection had grown old; a fresh one says whether the tracker is there.
+                trouble, wait = f"{type(error).__name__}: {error}", 0.0
+            else:
+                if status not in _AGAIN:
+                    return _content(status, answer)
+                trouble, wait = f"status {status}", _seconds(headers.get("retry-after", ""))
+            if not left:
+                break
+            left -= 1
+            # Somewhat at random, so that all clients of a tracker that restarts do not come at once.
+            share = 0.5 + secrets.randbelow(1000) / 2000
+            time.sleep(min(max(pause * share, wait), _LONGEST_PAUSE))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise TrackerUnavailable(
+            f"the tracker at {self._url} does not answer ({trouble})",
+            hint="is it running, and reachable from here?",
+        )
+
+    def _once(
+        self, method: str, target: str, body: bytes, tracker: bytes | None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send one request, signed anew each time for this tracker, and read the whole answer, at most 16 MiB of it."""
+        headers = {"accept": "application/json"}
+        if body:
+            headers["content-type"] = "application/json"
+        if tracker is not None:
+            headers |= sign_request(self._identity, tracker=tracker, method=method, target=target, body=body)
+        with self._lock:
+            try:
+                self._open = self._open or self._connect()
+                self._open.request(method, target, body=body or None, headers=headers)
+                response = self._open.getresponse()
+                answer = response.read(_LARGEST_ANSWER + 1)
+                if len(answer) > _LARGEST_ANSWER:
+                    raise http.client.HTTPException("the answer is too large")
+                return response.status, {k.lower(): v for k, v in response.getheaders()}, answer
+            except BaseException:
+                self.close()
+                raise
 
     def _verified(self, run: bytes, answer: Any) -> api.RunAnswer:
         """A run, once the holder's signature under its name, its length and its anchor is verified."""
@@ -408,7 +346,31 @@ def _read(kind: type[M], answer: Any) -> M:
         return kind.model_validate(answer, strict=True)
     except ValidationError as error:
         name = ".".join(map(str, error.errors()[0]["loc"]))
+        hint = "is this the address of a tracker of this version?"
+        raise TrackerTrouble(f"the tracker's answer has no valid {name!r}", hint=hint) from None
+
+
+def _content(status: int, answer: bytes) -> Any:
+    """The content of an answer; `TrackerRefused` with the tracker's own words where the status is not 2xx."""
+    try:
+        content = json.loads(answer) if answer else None
+    except (ValueError, RecursionError):
         raise TrackerTrouble(
-            f"the tracker's answer has no valid {name!r}",
-            hint="is this the address of a tracker of this version?",
+            f"the tracker's answer (status {status}) is not JSON", hint="is this the address of a tracker?"
         ) from None
+    if 200 <= status < 300:
+        return content
+    error = content.get("error") if isinstance(content, dict) else None
+    error = error if isinstance(error, dict) else {}
+    said = {
+        name: printable(str(error[name]))
+        for name in ("message", "field", "hint")
+        if error.get(name) is not None
+    }
+    message = said.get("message", f"status {status}")
+    raise TrackerRefused(status, message, field=said.get("field"), hint=said.get("hint"))
+
+
+def _seconds(text: str) -> float:
+    """A Retry-After in seconds; one that is a date, or nonsense, counts for nothing."""
+    return float(text) if text.isascii() and text.isdigit() else 0.0

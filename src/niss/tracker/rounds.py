@@ -19,7 +19,6 @@ import copy
 import hashlib
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -126,34 +125,12 @@ def _seat_json(seat: int, participant: Participant) -> bytes:
     return answer.model_dump_json().encode()
 
 
-class BeaconHolder(ABC):
-    """Who commits to a chain and lets its links out; `public` is the key its signatures verify under.
-
-    Both methods have the same answer for the same arguments, before and after a restart. They refuse where
-    the holder is elsewhere and cannot be reached (503) or will not answer (409).
-    """
-
-    public: bytes
-
-    @abstractmethod
-    def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:
-        """The anchor of a chain for that many rounds, and the holder's signature under run, rounds and anchor.
-
-        `salt` are 32 random bytes, drawn once for each run; the same salt gives the same chain.
-        """
-
-    @abstractmethod
-    def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:
-        """The signed link of an attempt at `run`, for this commitment.
-
-        The caller has written down before, durably, that the link is let out for it and nothing else.
-        """
-
-
-class OwnChains(BeaconHolder):
+class OwnChains:
     """Chains that follow from this tracker's identity; the last few are kept in memory, since deriving one is slow.
 
-    A chain's seed is never stored: a restart finds every chain again, and whoever reads the store learns no link.
+    A chain's seed is never stored: a restart finds every chain again, and whoever reads the store learns no link. So
+    both methods have the same answer for the same arguments, before and after a restart. `public` is the key that
+    signatures verify under.
     """
 
     def __init__(self, identity: Identity) -> None:
@@ -170,20 +147,29 @@ class OwnChains(BeaconHolder):
         return BeaconChain(rounds, holder=self._identity, entropy=lambda _count: seed)
 
     def commit(self, run: bytes, rounds: int, salt: bytes) -> tuple[bytes, bytes]:
+        """The anchor of a chain for that many rounds, and the holder's signature under run, rounds and anchor.
+
+        `salt` are 32 random bytes, drawn once for each run; the same salt gives the same chain.
+        """
         anchor = self._chain(run, rounds, salt).anchor
         return anchor, self._identity.sign(ANCHOR_PURPOSE, anchor_message(run, rounds, anchor))
 
     def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:
+        """The signed link of an attempt at `run`, for this commitment.
+
+        The caller has written down before, durably, that the link is let out for it and nothing else.
+        """
         # A copy: the chain's own memory of what was let out ends with the process; the store's does not.
         fresh = copy.copy(self._chain(attempt.run, run.rounds, run.salt))
         return fresh.release(attempt.round, attempt.number, commitment)
 
 
-class ExternalChains(BeaconHolder):
+class ExternalChains:
     """Asks the tracker at `url` for anchors and links; it writes down what it lets out, as this one does.
 
     The two can be run by different people: then whoever draws up the lists, here, cannot know a link beforehand. The
-    other one is started with this one's key as its --server-key, and with --holder-only.
+    other one is started with this one's key as its --server-key, and with --holder-only. Its methods are those of
+    `OwnChains`, and refuse where the other tracker cannot be reached (503) or will not answer (409).
     """
 
     def __init__(self, url: str, identity: Identity, *, ca: Path | None = None) -> None:
@@ -214,6 +200,9 @@ class ExternalChains(BeaconHolder):
             away = isinstance(error, TrackerUnavailable)
             words, later = f"the beacon's holder: {error.detail}", 5.0 if away else None
             raise Refused(503 if away else 409, None, words, error.advice, retry_after=later) from None
+
+
+BeaconHolder = OwnChains | ExternalChains
 
 
 @dataclass(eq=False)
