@@ -138,7 +138,7 @@ def test_a_copy_of_somebody_elses_key_is_refused_as_long_as_that_is_in_stock(beg
 
 def test_numbers_need_not_fit_into_63_bits(begun: TrackerStore) -> None:
     one, other = members(2)
-    one.prekeys._next = 2**64 - 4
+    one.prekeys.next_number = 2**64 - 4
     batch = one.batch(3)
     assert register(begun, one, batch) == Stock(3, accepted=3)
     assert register(begun, one, batch) == Stock(3, known=3)

@@ -125,10 +125,8 @@ class TrackerClient:
         if self._described is None:
             described = _read(api.TrackerAnswer, self._ask("GET", "/v1/tracker", signed=False))
             if self._pinned not in (None, described.tracker):
-                raise RemoteProtocolError(
-                    f"this tracker is {fingerprint(described.tracker)}, not the one expected",
-                    hint="compare its key with its owner",
-                )
+                other = f"this tracker is {fingerprint(described.tracker)}, not the one expected"
+                raise RemoteProtocolError(other, hint="compare its key with its owner")
             self._described = described
         return self._described
 
@@ -261,10 +259,9 @@ class TrackerClient:
             try:
                 status, headers, answer = self._once(method, target, sent, tracker)
             except ssl.SSLCertVerificationError as error:
-                raise TrackerUnavailable(
-                    f"the certificate of {self._url} does not verify: {error.verify_message}",
-                    hint="give the certificate of its authority as `ca`",
-                ) from None
+                unknown = f"the certificate of {self._url} does not verify: {error.verify_message}"
+                hint = "give the certificate of its authority as `ca`"
+                raise TrackerUnavailable(unknown, hint=hint) from None
             except (OSError, http.client.HTTPException) as error:
                 if reused:
                     continue  # The connection had grown old; a fresh one says whether the tracker is there.
@@ -280,10 +277,8 @@ class TrackerClient:
             share = 0.5 + secrets.randbelow(1000) / 2000
             time.sleep(min(max(pause * share, wait), _LONGEST_PAUSE))
             pause = min(2 * pause, _LONGEST_PAUSE)
-        raise TrackerUnavailable(
-            f"the tracker at {self._url} does not answer ({trouble})",
-            hint="is it running, and reachable from here?",
-        )
+        hint = "is it running, and reachable from here?"
+        raise TrackerUnavailable(f"the tracker at {self._url} does not answer ({trouble})", hint=hint)
 
     def _once(
         self, method: str, target: str, body: bytes, tracker: bytes | None

@@ -64,18 +64,14 @@ class SqliteStore(TrackerStore):
             )
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
-                raise ConfigError(
-                    f"{path} was written by another version of niss", field="--store", hint="name a new file"
-                )
+                older = f"{path} was written by another version of niss"
+                raise ConfigError(older, field="--store", hint="name a new file")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.executescript(f"BEGIN IMMEDIATE; {_LAYOUT} PRAGMA user_version = {_VERSION}; COMMIT;")
             self._reader.execute("PRAGMA query_only = ON")
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"cannot use {path} as a store: {error}",
-                field="--store",
-                hint="name a file of yours, or a new one in an existing folder",
-            ) from None
+            hint = "name a file of yours, or a new one in an existing folder"
+            raise ConfigError(f"cannot use {path} as a store: {error}", field="--store", hint=hint) from None
 
     def _change(self, work: Callable[[Change], T], *, synced: bool = True) -> T:
         with self._lock:
@@ -159,11 +155,8 @@ class RedisStore(TrackerStore):
         self._turn = threading.Lock()
         used, version = self._read("about", [b"identity", b"version"])
         if used is not None and version != b"%d" % _VERSION:
-            raise ConfigError(
-                "this Redis was written to by another version of niss",
-                field="--store",
-                hint="name another server or database number",
-            )
+            hint = "name another server or database number"
+            raise ConfigError("this Redis was used by another version of niss", field="--store", hint=hint)
         self.bind("version", b"%d" % _VERSION)
 
     @staticmethod
@@ -262,11 +255,9 @@ def open_redis(url: str) -> RedisStore:
         raise ConfigError(away, field="--store", hint="is redis-server running there?") from None
     for name, safe in _SAFE_SETTINGS.items():
         if settings.get(name, safe) != safe:
-            raise ConfigError(
-                f"this Redis has {name} {settings[name]}: it could forget that a link was let out",
-                field="--store",
-                hint=f"redis-cli config set {name} {safe}, and write it into redis.conf",
-            )
+            unsafe = f"this Redis has {name} {settings[name]}: it could forget that a link was let out"
+            hint = f"redis-cli config set {name} {safe}, and write it into redis.conf"
+            raise ConfigError(unsafe, field="--store", hint=hint)
     return RedisStore(client, (redis.RedisError, OSError))
 
 
@@ -277,11 +268,9 @@ def sqlite_path(url: str) -> str | None:
         return None
     path = rest.removeprefix("/")
     if scheme != "sqlite" or not rest.startswith("/") or not path or path.endswith("/"):
-        raise ConfigError(
-            "must be sqlite:///FILE, or redis://HOST:PORT/0 for several tracker processes",
-            field="--store",
-            hint="sqlite:///tracker.db is a file here, sqlite:////var/lib/niss/tracker.db one elsewhere",
-        )
+        kinds = "must be sqlite:///FILE, or redis://HOST:PORT/0 for several tracker processes"
+        hint = "sqlite:///tracker.db is a file here, sqlite:////var/lib/niss/tracker.db one elsewhere"
+        raise ConfigError(kinds, field="--store", hint=hint)
     return path
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
+from niss.checks import require_one_of, require_real
 from niss.errors import ConfigError, RemoteProtocolError
 
 _STORE = {"metavar": "URL", "envvar": "NISS_TRACKER_STORE"}
@@ -44,10 +45,8 @@ class TrackerSettings:
     def __post_init__(self) -> None:
         """Every setting is above 0 and finite; a rate may be 0, which means no limit."""
         for setting in fields(TrackerSettings):
-            value = getattr(self, setting.name)
-            may_be_zero = setting.name.endswith("_rate")
-            if not (0 < value < float("inf") or (may_be_zero and value == 0)):
-                raise ConfigError("must be above 0", field=f"--{setting.name.replace('_', '-')}")
+            flag, may_be_zero = f"--{setting.name.replace('_', '-')}", setting.name.endswith("_rate")
+            require_real(getattr(self, setting.name), field=flag, zero_allowed=may_be_zero)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +84,7 @@ class TrackerOptions(TrackerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(
-                f"unknown level {self.log_level!r}",
-                field="--log-level",
-                hint=f"use one of: {', '.join(LOG_LEVELS)}",
-            )
+        require_one_of(self.log_level, LOG_LEVELS, field="--log-level")
 
     @property
     def server(self) -> bytes:
@@ -101,11 +95,11 @@ class TrackerOptions(TrackerSettings):
             public = bytes.fromhex(self.server_key)
             check_public(public)
         except (ValueError, RemoteProtocolError) as error:
-            raise ConfigError(
-                error.message if isinstance(error, RemoteProtocolError) else "expected a public key in hex",
-                field="--server-key",
-                hint="copy it from what its owner's `niss keys show` prints",
-            ) from None
+            wrong = (
+                error.message if isinstance(error, RemoteProtocolError) else "expected a public key in hex"
+            )
+            hint = "copy it from what its owner's `niss keys show` prints"
+            raise ConfigError(wrong, field="--server-key", hint=hint) from None
         return public
 
     @property
@@ -115,10 +109,7 @@ class TrackerOptions(TrackerSettings):
         for entry in self.coalition or []:
             name, _, path = entry.partition("=")
             if not name or not path:
-                raise ConfigError(
-                    f"expected NAME=FILE, got {entry!r}",
-                    field="--coalition",
-                    hint="for example clinics=clinics.toml",
-                )
+                hint = "for example clinics=clinics.toml"
+                raise ConfigError(f"expected NAME=FILE, got {entry!r}", field="--coalition", hint=hint)
             found[name] = Path(path)
         return found

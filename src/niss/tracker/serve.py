@@ -60,15 +60,8 @@ def serve(options: TrackerOptions) -> None:
         holder = None
         if options.external_beacon is not None:
             holder = ExternalChains(options.external_beacon, identity, ca=options.external_ca)
-        tracker = Tracker(
-            store,
-            identity,
-            server=server,
-            settings=options,
-            holder=holder,
-            lists=not options.holder_only,
-            **_lists(options),
-        )
+        lists = {"lists": not options.holder_only, **_lists(options)}
+        tracker = Tracker(store, identity, server=server, settings=options, holder=holder, **lists)
         running = _Server(tracker, options)
         listening = listen(options.host, options.port)
         # What is there now stays; the collector need not look through it again and again.
@@ -91,10 +84,9 @@ def find_identity(options: TrackerOptions) -> Identity:
         return load_identity(options.identity)
     database = sqlite_path(options.store)
     if database is None:
+        hint = "make one with `niss keys new --out tracker.key` and give that file to each of them"
         raise ConfigError(
-            "is needed with Redis: all trackers on it must have the same identity",
-            field="--identity",
-            hint="make one with `niss keys new --out tracker.key` and give that file to each of them",
+            "is needed: all trackers on one Redis must have the same", field="--identity", hint=hint
         )
     path = Path(database).with_suffix(".key")
     if path.exists():
@@ -126,10 +118,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
+        hint = "another process may have it; --port 0 takes a free one"
         raise ConfigError(
-            f"cannot listen on {host}, port {port}: {error}",
-            field="--port",
-            hint="another process may have it; --port 0 takes a free one",
+            f"cannot listen on {host}, port {port}: {error}", field="--port", hint=hint
         ) from None
 
 

@@ -254,11 +254,9 @@ class TrackerStore(ABC):
         """
         bound = self.bind("identity", public)
         if bound != public:
-            raise ConfigError(
-                f"this store belongs to the tracker {fingerprint(bound)}, not to {fingerprint(public)}",
-                field="--identity",
-                hint="give the key file this tracker was started with, or a new store",
-            )
+            words = f"this store belongs to the tracker {fingerprint(bound)}, not to {fingerprint(public)}"
+            hint = "give the key file this tracker was started with, or a new store"
+            raise ConfigError(words, field="--identity", hint=hint)
 
     def first_use(self, identity: bytes, nonce: bytes, *, now: float, expires: float) -> bool:
         """Remember a nonce until it expires; False if it was used before."""
