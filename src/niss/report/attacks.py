@@ -1,7 +1,7 @@
 """Attacks in the report: `attack.json` with `attack.png`, as `niss attack` writes them.
 
 An attack that lies in the folder of a run, or in its attacks/, is shown in the report on the run (`find_attacks`);
-a folder with nothing but an attack gets a page of its own (`read_attack_report`, `attack_body`).
+a folder with nothing but an attack gets a page of its own (`read_attack_report`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
 from niss.report.summary import SummaryTable
 from niss.report.svg import in_two_widths
-from niss.report.templates import render
 from niss.runs.folder import ReportInput, read_object
 from niss.runs.privacy import NOT_APPLICABLE
 
@@ -155,17 +154,6 @@ def read_attack_report(folder: Path, where: str = ".") -> AttackReport:
         settings={name: _text(value) for name, value in settings.items() if value is not None},
         results=_results(columns, [row for row in rows if isinstance(row, dict)]),
         notes=notes,
-    )
-
-
-def attack_body(report: AttackReport, *, level: int) -> Markup:
-    """Header and sections as HTML, headings from `level` on."""
-    version = f"niss {report.niss_version}" if report.niss_version else None
-    return render(
-        "attack.html.j2",
-        level=level,
-        report=report,
-        byline=" · ".join(part for part in ("Attack", report.name, version) if part),
     )
 
 

@@ -27,7 +27,6 @@ from niss.errors import ConfigError, RunFolderError
 from niss.files import PRIVACY, REPORT, JsonObject, write_output
 from niss.report.attacks import (
     AttackReport,
-    attack_body,
     find_attacks,
     holds_only_an_attack,
     read_attack_report,
@@ -122,7 +121,7 @@ def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
 def _body(report: Source, *, level: int) -> Markup:
     """What the page says about one folder; `level` of its title is 1 where it is that of the page."""
     if isinstance(report, AttackReport):
-        return attack_body(report, level=level)
+        return render("attack.html.j2", level=level, report=report, byline=_byline(report, "Attack", None))
     notes: list[str] = []
     # These two may add notes, which stand at the head of the page.
     spent = spending_charts(read_spending(report, notes))
@@ -132,7 +131,7 @@ def _body(report: Source, *, level: int) -> Markup:
         "run.html.j2",
         level=level,
         report=report,
-        byline=_byline(report),
+        byline=_byline(report, "Comparison" if report.is_comparison else "Single run", report.created),
         finding=finding(report),
         caveats=caveats(report),
         notes=[*report.notes, *notes],
@@ -155,16 +154,13 @@ def _body(report: Source, *, level: int) -> Markup:
     )
 
 
-def _byline(report: ReportInput) -> str:
+def _byline(report: Source, kind: str, created: str | None) -> str:
     """Kind, name, version and day, as far as they are known."""
-    kind = "Comparison" if report.is_comparison else "Single run"
     version = f"niss {report.niss_version}" if report.niss_version else None
-    try:
-        # The day alone where the text is a date; the moment stands in the provenance.
-        day = datetime.fromisoformat(report.created).date().isoformat() if report.created else None
-    except ValueError:
-        day = report.created
-    return " · ".join(part for part in (kind, report.name, version, day) if part)
+    # The day alone where the text is a date; the moment stands in the provenance.
+    with suppress(ValueError):
+        created = datetime.fromisoformat(created).date().isoformat() if created else None
+    return " · ".join(part for part in (kind, report.name, version, created) if part)
 
 
 def _evaluations(report: ReportInput) -> SummaryTable:
