@@ -147,6 +147,7 @@ def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> Non
 
 @pytest.mark.slow
 @needs_proc
+@pytest.mark.usefixtures("started")  # what any first pool leaves open is open
 def test_close_ends_every_worker_and_work_can_go_on() -> None:
     before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))

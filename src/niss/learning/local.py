@@ -5,8 +5,7 @@ parameters and floating buffers (such as BatchNorm running statistics) alike, in
 entries (such as `num_batches_tracked`) have no meaningful average and no meaningful noise: they are never part of the
 vector and stay as the module has them.
 
-Training is the reference, one client at a time, to be read as pseudocode; every engine is tested against it. Below it
-stand the refusals of this room, and the contexts that leave a borrowed module as it was.
+Training is the reference, one client at a time, to be read as pseudocode; every engine is tested against it.
 """
 
 from __future__ import annotations
