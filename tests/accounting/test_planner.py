@@ -163,6 +163,7 @@ def test_what_no_plan_can_be_asked_is_refused_by_name(changes: dict[str, object]
     ("changes", "message"),
     [
         ({"participations": 0}, "participations"),
+        ({"mode": "pray"}, "'tolerate' or 'repair'"),
         ({"neighbours": 0.5}, "neighbours"),
         ({"separation": 11, "carry": True}, "separation"),
         ({"separation": 0, "carry": True}, "separation"),
