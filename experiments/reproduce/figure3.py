@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.design import FIGURE_3, SPLITS, SWEEP, SWEEP_FACTORS, X_VALUES, Panel, panel_cell
 from experiments.reproduce.results import Result
-from experiments.reproduce.runner import Watch, common_settings, run_cells
+from experiments.reproduce.runner import common_settings, run_cells
 from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, given_sigma
 from niss.data import list_datasets
 from niss.errors import ConfigError
@@ -101,35 +100,29 @@ def panel_cells(
 def run_panel(
     panel: Panel,
     *,
-    out: Path,
-    work: Path,
     rounds: int = 100,
     seeds: Sequence[int] = (1, 2, 3),
     xs: Sequence[float] = X_VALUES,
     reading: Reading = NBAFL,
     device: str = "auto",
     overrides: Mapping[str, Any] | None = None,
-    progress: Watch | None = None,
+    **places: Any,
 ) -> Result:
-    """One panel: every X with every seed, as one cohort."""
+    """One panel: every X with every seed, as one cohort; `places` and the rest are as those of `run_cells`."""
     base = base_config(panel, rounds=rounds, device=device, overrides=overrides)
     cells = panel_cells(base, xs=xs, seeds=seeds, reading=reading)
-    return run_cells(
-        FIGURE_3, panel.name, common_settings(base), cells, out=out, work=work, progress=progress
-    )
+    return run_cells(FIGURE_3, panel.name, common_settings(base), cells, **places)
 
 
 def run_sweep(
     panel: Panel,
     *,
-    out: Path,
-    work: Path,
     rounds: int = 100,
     seeds: Sequence[int] = (1,),
     sigmas: Sequence[float] | None = None,
     device: str = "auto",
     overrides: Mapping[str, Any] | None = None,
-    progress: Watch | None = None,
+    **places: Any,
 ) -> Result:
     """X = 1 over sigma_k, beside X = 0, where the noise cancels whatever its size."""
     base = base_config(panel, rounds=rounds, device=device, overrides=overrides)
@@ -138,4 +131,4 @@ def run_sweep(
     cells = panel_cells(base, xs=(0.0,), seeds=seeds, reading=NBAFL)
     for sigma in wanted:
         cells |= panel_cells(base, xs=(1.0,), seeds=seeds, reading=given_sigma(sigma))
-    return run_cells(SWEEP, panel.name, common_settings(base), cells, out=out, work=work, progress=progress)
+    return run_cells(SWEEP, panel.name, common_settings(base), cells, **places)
