@@ -162,7 +162,8 @@ REFUSED = [
     ({"methods": SECRET, "training": {**SIX, "weights": "declared"}}, "who else takes part"),
     ({"methods": SECRET, "privacy": {"epsilon": [3.0] * 12}}, "one number"),
     ({"methods": [{"name": "secagg-ddg", "threshold": 7}]}, "7 uploads of 6"),
-    ({"methods": [{"name": "secagg-ddg", "threshold": 2}], "privacy": {"colluders": 2}}, "nobody whose noise"),
+    ({"methods": [{"name": "secagg-ddg", "threshold": 2}], "privacy": {"colluders": 2}},
+     "nobody whose noise is unknown"),
     # What the dataset cannot do, before it is loaded.
     ({"data": {"dataset": "mnist", "split": "natural"}}, "^data.split: "),
     ({"data": {"dataset": "shakespeare", "split": "iid"}}, "^data.split: "),

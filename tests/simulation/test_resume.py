@@ -74,11 +74,12 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("rounds_done", [1, 2, 3])
+@pytest.mark.parametrize("moment", [1, 2, 3, "before append", "inside checkpoint"])
 @pytest.mark.parametrize("state", STATES)
-def test_what_rounds_remember_of_each_other_is_resumed(tmp_path, monkeypatch, given, state, rounds_done):
+def test_what_rounds_remember_of_each_other_is_resumed(tmp_path, monkeypatch, given, state, moment):
     """The server's moments and the clip. What is carried is drawn again from seeds, as is who was lost before."""
-    death = OpenRound, "finish", lambda opened, _uploads: opened.number == rounds_done
+    in_round = OpenRound, "finish", lambda opened, _uploads: opened.number == moment
+    death = MOMENTS.get(moment, in_round)
     assert_resumes(tmp_path, small_config(**STATES[state]), given, monkeypatch, *death)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 import niss
@@ -280,6 +281,25 @@ def test_a_charge_outside_the_committed_pattern_is_refused():
         run.charge(4, [0, 2])
     with pytest.raises(PrivacyError, match="past the committed end"):
         run.cost(4, [])
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "central-dp", "niss"])
+def test_measured_noise_agrees_with_the_prediction(method):
+    """Chi-square interval over all coordinates of one round; false-alarm rate 1e-6."""
+    model = nn.Linear(400, 50)
+    generator = SimStream(1).generator()
+    data = [(generator.standard_normal((3, 400), dtype=np.float32), np.array([0, 1, 2])) for _ in range(8)]
+    config = small_config(
+        rounds=1,
+        training={"participants": 8, "epochs": 1, "batch_size": 10, "learning_rate": 0.01},
+        privacy={"epsilon": 1.0, "clip": 0.5},
+        methods=[{"name": method, "neighbours": 3}],
+    )
+    result = niss.run(config, model=model, clients=data, test=data[0])
+    line = result.rounds[0]
+    count = 400 * 50 + 50
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], count) / count
+    assert low < line.aggregate_variance / line.aggregate_variance_predicted < high
 
 
 def test_aggregate_noise_per_method_is_in_the_predicted_order(given):
