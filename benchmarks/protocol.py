@@ -29,9 +29,10 @@ from threadpoolctl import threadpool_limits
 from niss.accounting import DrawnAccount
 from niss.accounting.plans import committee_size, committee_threshold
 from niss.protocol.agreement import participants_hash, terms_hash
-from niss.protocol.client import Client, Policy
+from niss.protocol.client import Client
 from niss.protocol.keys import BeaconChain, Identity
 from niss.protocol.messages import Participant, Terms, encode
+from niss.protocol.schedule import Policy
 from niss.protocol.server import Server
 from niss.randomness import secret
 from niss.randomness.normal_table import Demand, load_loop

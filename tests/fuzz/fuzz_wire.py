@@ -19,12 +19,10 @@ from niss.protocol.messages import (
     Participant,
     RoundCohorts,
     Vote,
-    WireLimits,
-    Writer,
     decode,
     encode,
-    record_of,
 )
+from niss.protocol.wire import WireLimits, Writer, record_of
 from support.protocol_messages import example_prekey, examples
 
 Span = tuple[int, int]

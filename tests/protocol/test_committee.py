@@ -8,10 +8,11 @@ import pytest
 
 from niss.errors import RemoteProtocolError
 from niss.protocol import committee, curve
-from niss.protocol.agreement import Agreed, EdgeKeys, agree, pair_secret
+from niss.protocol.agreement import Agreed, agree
 from niss.protocol.committee import MemberStatement
 from niss.protocol.curve import SecretBytes
 from niss.protocol.messages import Partials
+from niss.protocol.shares import EdgeKeys, pair_secret
 from tests.support.protocol_round import Federation
 
 SIZE, MEMBERS, THRESHOLD = 8, 5, 3

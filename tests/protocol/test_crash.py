@@ -16,9 +16,9 @@ import pytest
 
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, ProtocolError
 from niss.mechanism import clip_l2
-from niss.protocol import agreement as agreement_module
 from niss.protocol import client as client_module
 from niss.protocol import committee
+from niss.protocol import shares as shares_module
 from niss.protocol.agreement import agree
 from niss.protocol.client import Memory, dump, restore, rounds_answered
 from niss.protocol.keys import Identity, PrekeyStore
@@ -95,9 +95,9 @@ class Watched:
 
     def _watch_seeds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Notes the seeds that go into each upload the victim works on, finished or not."""
-        masked, derive = client_module.masked_upload, agreement_module.derive_seed
+        masked, derive = client_module.masked_upload, shares_module.derive_seed
 
-        def noted(ties: agreement_module.EdgeKeys, *rest: Any) -> Any:
+        def noted(ties: shares_module.EdgeKeys, *rest: Any) -> Any:
             if ties.seat != VICTIM:
                 return masked(ties, *rest)
             self.seeds.append(set())
@@ -114,7 +114,7 @@ class Watched:
             return seed
 
         monkeypatch.setattr(client_module, "masked_upload", noted)
-        monkeypatch.setattr(agreement_module, "derive_seed", derived)
+        monkeypatch.setattr(shares_module, "derive_seed", derived)
 
     def ask(self, kind: str, call: Callable[[Any], Any], times: int = 2) -> Any:
         """Ask the victim, and after a crash or a lost answer ask the restarted one again."""

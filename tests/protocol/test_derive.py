@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol.agreement import Context, carried_context, derive_seed, pair_secret, round_context
+from niss.protocol.agreement import Context, carried_context, round_context
 from niss.protocol.curve import SecretBytes, length_prefixed
 from niss.protocol.keys import x25519_public
+from niss.protocol.shares import derive_seed, pair_secret
 from support.fixed_entropy import ROUND, FixedEntropy, context
 
 ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))

@@ -20,9 +20,10 @@ from niss import effective_variance
 from niss.accounting import DrawnAccount
 from niss.accounting.plans import committee_threshold
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import Agreed, EdgeKeys, agree
+from niss.protocol.agreement import Agreed, agree
 from niss.protocol.client import Client, ClientStage
 from niss.protocol.messages import RevealRequest
+from niss.protocol.shares import EdgeKeys
 from support.protocol_round import Federation, carried, resigned
 from support.what_left import Held
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.protocol import agreement as agreement_module
 from niss.protocol import client as client_module
+from niss.protocol import shares as shares_module
 from niss.randomness import SecretStream
 from support.protocol_round import Federation
 
@@ -95,14 +95,14 @@ def test_coins_are_fresh_and_no_noise_is_drawn_from_them(monkeypatch: pytest.Mon
         def fresh(cls, entropy: Any) -> SecretStream:
             return cls(entropy(32))
 
-    round_randomly = agreement_module.round_randomly
+    round_randomly = shares_module.round_randomly
 
     def noted(grid: Any, values: Any, bound: Any, coins: SecretStream) -> Any:
         flipped.append((made[-1], coins))
         return round_randomly(grid, values, bound, coins)
 
-    monkeypatch.setattr(agreement_module, "SecretStream", Noting)
-    monkeypatch.setattr(agreement_module, "round_randomly", noted)
+    monkeypatch.setattr(shares_module, "SecretStream", Noting)
+    monkeypatch.setattr(shares_module, "round_randomly", noted)
     opened = federation.open(
         federation.terms(mode="repair", coordinates=50, neighbours=4.0, residual_variance=0.01)
     )

@@ -23,15 +23,15 @@ import numpy as np
 import pytest
 
 from niss.errors import LocalProtocolError, NissError
-from niss.protocol import agreement as agreement_module
 from niss.protocol import client as client_module
 from niss.protocol import committee as committee_module
 from niss.protocol import curve
-from niss.protocol.agreement import derive_seed, pair_secret
+from niss.protocol import shares as shares_module
 from niss.protocol.client import Memory, dump, restore
 from niss.protocol.curve import Secret, SecretBytes
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity, PrekeyStore, x25519_public
+from niss.protocol.shares import derive_seed, pair_secret
 from support.fixed_entropy import FixedEntropy, context
 from support.protocol_round import Federation, Uploader, carried, resigned
 
@@ -261,7 +261,7 @@ class Story:
             return wrapped
 
         for name in ("derive_seed", "edge_key", "pair_secret"):
-            monkeypatch.setattr(agreement_module, name, noting(getattr(agreement_module, name)))
+            monkeypatch.setattr(shares_module, name, noting(getattr(shares_module, name)))
         for name in ("draw", "mask_seed", "_pad", "_open", "pair_secret"):
             monkeypatch.setattr(committee_module, name, noting(getattr(committee_module, name)))
 

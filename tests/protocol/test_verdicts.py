@@ -10,8 +10,8 @@ import pytest
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree
-from niss.protocol.committee import make_verdict, vote
 from niss.protocol.messages import Reveal, RevealRequest, Verdict, Vote
+from niss.protocol.repair import make_verdict, vote
 from support.protocol_round import CarriedFederation, carried, repairing, resigned, signed_by
 
 

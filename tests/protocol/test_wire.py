@@ -23,11 +23,11 @@ from niss.protocol.messages import (
     RevealRequest,
     RoundOpen,
     Upload,
-    WireLimits,
     decode,
     encode,
     signed_part,
 )
+from niss.protocol.wire import WireLimits
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")

@@ -15,14 +15,8 @@ from niss.accounting import CommittedAccount
 from niss.errors import RemoteProtocolError
 from niss.mechanism import Grid, clip_l2
 from niss.mechanism.noise import Noise
-from niss.protocol.agreement import (
-    Agreed,
-    EdgeKeys,
-    agree,
-    commitment_of,
-    previous_of,
-)
-from niss.protocol.client import Client, Policy, rounds_answered
+from niss.protocol.agreement import Agreed, agree, commitment_of, previous_of
+from niss.protocol.client import Client, rounds_answered
 from niss.protocol.curve import Entropy, SecretBytes
 from niss.protocol.keys import BeaconChain, Identity, _signed_link, link_of
 from niss.protocol.messages import (
@@ -36,8 +30,9 @@ from niss.protocol.messages import (
     encode,
     signed_part,
 )
-from niss.protocol.schedule import Schedule
+from niss.protocol.schedule import Policy, Schedule
 from niss.protocol.server import Outcome, Server
+from niss.protocol.shares import EdgeKeys
 
 
 def seeded_entropy(label: str) -> Callable[[int], bytes]:

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from niss.accounting import DrawnAccount, Plan, make_terms
 from niss.errors import NissError
 from niss.protocol import committee
-from niss.protocol.agreement import Agreed, EdgeKeys, agree, derive_seed
-from niss.protocol.committee import recover
+from niss.protocol.agreement import Agreed, agree
 from niss.protocol.curve import SecretBytes
 from niss.protocol.keys import link_of
 from niss.protocol.messages import Beacon, CarryTerms, Participant, Reveal, RoundOpen, Terms, Upload, encode
+from niss.protocol.repair import recover
+from niss.protocol.shares import EdgeKeys, derive_seed
 from support.protocol_round import Federation, resigned
 
 Square = NDArray[np.float64]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from niss.tracker.api import Counts
 from niss.tracker.auth import Refused
 from niss.tracker.gate import Gate, Metrics, log, start_logging
-from niss.tracker.store import Counts
 
 
 def ask(

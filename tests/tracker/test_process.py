@@ -17,10 +17,11 @@ import pytest
 
 from niss.local.deployment import make_certificates
 from niss.protocol.agreement import participants_hash, terms_hash
-from niss.protocol.client import Client, Policy
+from niss.protocol.client import Client
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, link_of, verify_beacon
 from niss.protocol.messages import Participant, Terms
+from niss.protocol.schedule import Policy
 from niss.protocol.server import Server
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from support.protocol_round import seeded_entropy

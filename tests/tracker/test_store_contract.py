@@ -14,9 +14,9 @@ import pytest
 from niss.errors import ConfigError
 from niss.protocol import keys
 from niss.protocol.messages import Prekey
-from niss.tracker.api import CommitmentBody, SeatsWanted
+from niss.tracker.api import CommitmentBody, SeatsWanted, Stock
 from niss.tracker.auth import Refused
-from niss.tracker.store import Change, Run, Seating, Stock, TrackerStore
+from niss.tracker.store import Change, Run, Seating, TrackerStore
 from tracker.conftest import OpenStore
 from tracker.harness import Member, member, members
 

@@ -16,16 +16,7 @@ from annotated_types import Ge
 from typing_extensions import Doc
 
 from niss.errors import ConfigError
-from niss.settings import (
-    Count,
-    NotNegative,
-    OneOf,
-    Positive,
-    Probability,
-    Share,
-    Whole,
-    settings,
-)
+from niss.settings import Count, NotNegative, OneOf, Positive, Probability, Share, Whole, settings
 
 if TYPE_CHECKING:
     from niss.accounting.planner import CarriedForecast, PlanForecast

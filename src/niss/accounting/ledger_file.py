@@ -28,15 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from niss.accounting.ledger import (
-    FORMAT,
-    Charge,
-    LedgerEntry,
-    LedgerHeader,
-    client_order,
-    fits,
-    overspent,
-)
+from niss.accounting.ledger import FORMAT, Charge, LedgerEntry, LedgerHeader, client_order, fits, overspent
 from niss.checks import require_one_of, require_whole
 from niss.errors import ConfigError, PrivacyError
 from niss.files import lock_file, sync_folder, to_json

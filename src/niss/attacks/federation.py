@@ -22,14 +22,7 @@ from niss.attacks.pictures import Pictures, UpdateFunction, read_picture, score_
 from niss.attacks.rounds import RoundSetting, SimulatedRound
 from niss.data import Dataset, list_datasets, load_dataset
 from niss.errors import ConfigError
-from niss.learning import (
-    FlatLayout,
-    ImageSamples,
-    LocalTraining,
-    build_model,
-    seeded_torch,
-    train_client,
-)
+from niss.learning import FlatLayout, ImageSamples, LocalTraining, build_model, seeded_torch, train_client
 from niss.randomness import SimStream
 
 FILE_SIDE, FILE_CLASSES = 32, 100

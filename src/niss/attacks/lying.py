@@ -24,8 +24,9 @@ from niss.attacks.estimates import FloatArray, best_weights, laplacian
 from niss.errors import RemoteProtocolError
 from niss.mechanism.grid import centred
 from niss.protocol import Identity, Refusal, RoundOpen, Server, Upload, committee, decode, encode
-from niss.protocol.agreement import Agreed, derive_seed, unpack
+from niss.protocol.agreement import Agreed, unpack
 from niss.protocol.curve import SecretBytes
+from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, SimStream
 from niss.session.node import ClientState, MemoryStore, Training
 from niss.session.parties import together

@@ -54,15 +54,7 @@ from numpy.typing import NDArray
 
 from niss.accounting import Charge, ChargeableLedger, Ledger, LedgerFile, LedgerHeader
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RunFolderError
-from niss.files import (
-    LEDGER,
-    LIMITS,
-    PRIVATE,
-    lock_file,
-    locked_folder,
-    read_private,
-    write_atomically,
-)
+from niss.files import LEDGER, LIMITS, PRIVATE, lock_file, locked_folder, read_private, write_atomically
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 from niss.session.books import RunState
 from niss.session.limits import Budget, Spent

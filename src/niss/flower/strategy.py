@@ -201,7 +201,7 @@ class NissStrategy(Strategy):
         self.metrics = {"train": {}, "evaluate": {}, "server": {}}
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
         # What will go wrong is said while nobody has been asked anything.
-        names = self._metrics.means(np.zeros(len(self._metrics)), 1.0, 1.0)
+        names = self._metrics.means(np.zeros(len(self._metrics.ranges)), 1.0, 1.0)
         try_metrics(self.inner, names, self._weight)
         warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
         try:

@@ -3,10 +3,13 @@
 A round of `Client` and `Server` machines, joined by whatever carries bytes. Top to bottom, what rests on what:
 
     client, server          the two machines, the tables of their steps, and what a client remembers
-    committee               repair: an upload's secret, shared among members, verdicts on who survived, recovery
-    schedule                what a run that carries noise from round to round commits to, and checks of its rounds
-    agreement               graph, committee, edges and contexts of an opened round; keys, seeds and noise of its edges
-    messages                what is said: RoundOpen, Upload, RevealRequest, Reveal, Refusal; and as bytes
+    repair                  verdicts on who survived, recovery of what the lost left in the sum
+    committee               an upload's secret, shared among members, and what they give of it
+    schedule                what a run that carries noise commits to, and what a client insists on
+    shares                  keys, seeds and noise of the edges of a round
+    agreement               graph, committee, edges and contexts of an opened round
+    messages                what is said: RoundOpen, Upload, RevealRequest, Reveal, Refusal
+    wire                    kinds of fields, as bytes
     keyfile                 a client's keys and the identities it trusts, on disk
     keys                    identities, prekeys, the beacon's chain
     curve                   bytes that do not show themselves; points and scalars
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from niss.protocol.agreement import previous_of as previous_of
     from niss.protocol.agreement import terms_hash as terms_hash
     from niss.protocol.client import Client as Client
-    from niss.protocol.client import Policy as Policy
     from niss.protocol.client import rounds_answered as rounds_answered
     from niss.protocol.curve import Entropy as Entropy
     from niss.protocol.curve import SecretBytes as SecretBytes
@@ -61,24 +63,26 @@ if TYPE_CHECKING:
     from niss.protocol.messages import RoundOpen as RoundOpen
     from niss.protocol.messages import Terms as Terms
     from niss.protocol.messages import Upload as Upload
-    from niss.protocol.messages import WireLimits as WireLimits
     from niss.protocol.messages import decode as decode
     from niss.protocol.messages import encode as encode
     from niss.protocol.messages import signed_part as signed_part
+    from niss.protocol.schedule import Policy as Policy
     from niss.protocol.schedule import Schedule as Schedule
     from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
+    from niss.protocol.wire import WireLimits as WireLimits
 
 _NAMES = {
     "agreement": "Agreed agree participants_hash previous_of terms_hash",
-    "client": "Client Policy rounds_answered",
+    "client": "Client rounds_answered",
     "keyfile": "Coalition create_keyfile load_coalition load_identity",
     "keys": "LINKS_PER_ROUND PUBLIC_BYTES SIGNATURE_BYTES BeaconChain Identity PrekeyStore check_prekey "
     "decode_prekey encode_prekey fingerprint verify",
     "messages": "MODES Beacon Message Participant Prekey Refusal Reveal RevealRequest RoundOpen Terms Upload "
-    "WireLimits decode encode signed_part",
+    "decode encode signed_part",
+    "wire": "WireLimits",
     "curve": "Entropy SecretBytes length_prefixed",
-    "schedule": "Schedule",
+    "schedule": "Policy Schedule",
     "server": "Outcome Server",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

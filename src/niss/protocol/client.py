@@ -6,11 +6,9 @@ Guarantees, as long as the driver keeps what `persist` is given and `charge` is 
   out its mask, or its shares, never both;
 - the seeds of a round follow from one-time keys that are erased when the client is done with it.
 
-Whatever server, tracker or another client got wrong is a `RemoteProtocolError`, and leaves the client as it was.
-
-A client's `Memory` says which rounds it answered, and for which survivor set it gave its part of a repair. The driver
-keeps its bytes on durable storage; the machine hands them over before it lets any message go. A client whose memory is
-lost must not take part under the same identity again: it could answer a round twice, and the difference of two uploads
+Whatever server, tracker or another client got wrong is a `RemoteProtocolError`, and leaves the client as it was. The
+driver keeps a client's `Memory` on durable storage; it is handed over before any message goes. A client that lost
+it must not take part under the same identity again: it could answer a round twice, and the difference of two uploads
 with the same shares is free of them.
 """
 
@@ -31,22 +29,10 @@ from niss.checks import PLANNED
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import committee
-from niss.protocol.agreement import (
-    Agreed,
-    EdgeKeys,
-    Steps,
-    agree,
-    commitment_of,
-    masked_upload,
-    pack,
-    round_update,
-    survivors_hash,
-)
-from niss.protocol.committee import dropped_after, dropped_before, vote
+from niss.protocol.agreement import Agreed, agree, commitment_of, pack, survivors_hash
 from niss.protocol.curve import Entropy, Secret, SecretBytes
 from niss.protocol.keys import Identity, PrekeyStore, check_prekey, link_of, verify, verify_beacon
 from niss.protocol.messages import (
-    MODES,
     Prekey,
     Reveal,
     RevealRequest,
@@ -57,7 +43,9 @@ from niss.protocol.messages import (
     encode,
     signed_part,
 )
-from niss.protocol.schedule import Schedule, check_cohorts
+from niss.protocol.repair import dropped_after, dropped_before, vote
+from niss.protocol.schedule import Policy, check_cohorts
+from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_update
 
 
 class ClientStage(Enum):
@@ -192,47 +180,6 @@ def rounds_answered(kept: bytes | None, run: bytes) -> tuple[int, ...]:
 
 Answer = TypeVar("Answer", Upload, Reveal)
 
-MOST_PREKEYS = 256
-"""How many unused prekeys a client keeps: whoever asks for ever more of them does not fill its disk."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What a client insists on, whatever the server proposes.
-
-    participants    fewest participants of a round
-    colluders       how many of them it assumes to help the server
-    rounds          rounds of the beacon chain: none from this number on is answered; None: as many as a chain has
-    attempts        how often a round may be tried
-    mu              most it spends on one round
-    clip            largest clip it accepts
-    strength        what the shares of a client must amount to, `neighbours * unit_variance * (participants / clip)^2`,
-                    where a plan fixes it (its kappa, in units of the update); None: any, for the charge says what
-    modes           how dropouts may be handled
-    server, holder  identities of the server and of the beacon's holder
-    anchor          the end of the beacon chain
-    first_prekey    number of the first own prekey that counts. Those before were made before the client joined the
-                    run: a graph drawn with one of them may have been looked at before it was asked
-    trusted         identities it shares noise with; None: anyone with a valid signature
-    schedule        of a run with carried shares, which it has agreed to: no other round of it is answered; None: no
-                    noise is carried
-    """
-
-    participants: int
-    colluders: int
-    mu: float
-    clip: float
-    server: bytes
-    holder: bytes
-    anchor: bytes
-    attempts: int = 1
-    modes: tuple[str, ...] = MODES
-    trusted: frozenset[bytes] | None = None
-    strength: float | None = None
-    rounds: int | None = None
-    first_prekey: int = 0
-    schedule: Schedule | None = None
-
 
 class Client:
     """One client of a run, over all its rounds.
@@ -278,9 +225,7 @@ class Client:
         """`count` fresh signed prekeys to hand to the tracker or the server; of older ones the newest are kept."""
         fresh = self._prekeys.batch(count, self._identity, entropy)
         current = self._memory.current
-        self._prekeys.keep_newest(
-            max(count, MOST_PREKEYS), besides=None if current is None else current.prekey
-        )
+        self._prekeys.keep_newest(count, besides=None if current is None else current.prekey)
         self._remember()
         return fresh
 
@@ -391,7 +336,7 @@ class Client:
         following = client_step(self._memory.state, "RevealRequest")
         if current.seat not in agreed.committee:
             raise RemoteProtocolError("this client is not in the committee of the round")
-        self._check_survivors(agreed, current.seat, request.survivors)
+        committee.check_survivors(agreed, current.seat, request.survivors)
         asked = survivors_hash(agreed.digest, request.survivors)
         if current.verdict not in (None, asked):
             raise RemoteProtocolError("this client gave its part for another survivor set in this round")
@@ -516,28 +461,10 @@ class Client:
         seat = identities.index(self.public)
         number, current = opened.participants[seat].prekey.number, self._memory.current
         if number < self.policy.first_prekey:
-            raise RemoteProtocolError(
-                "this client is listed with a prekey that it made before it joined the run"
-            )
+            raise RemoteProtocolError("this client is listed with a prekey made before it joined the run")
         if number not in self._prekeys or (current is not None and current.prekey == number):
             raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")
         return seat
-
-    def _check_survivors(self, agreed: Agreed, seat: int, survivors: tuple[int, ...]) -> None:
-        """Refuse a set that is malformed, lacks this client or exceeds the caps."""
-        size, terms = len(agreed.participants), agreed.terms
-        if list(survivors) != sorted(set(survivors)) or not all(0 <= one < size for one in survivors):
-            raise RemoteProtocolError("the survivor set is not a list of seats")
-        if seat not in survivors:
-            raise RemoteProtocolError("the server says this client dropped out, though it uploaded")
-        dropped = size - len(survivors)
-        if dropped > terms.dropped:
-            raise RemoteProtocolError(f"{dropped} clients dropped, at most {terms.dropped} can be repaired")
-        # Of every seat, not of this one alone: the members decide for all.
-        lost = committee.lost_edges(agreed, survivors)
-        most = max(len(others) for others in lost.values())
-        if most > terms.revealed:
-            raise RemoteProtocolError(f"{most} edges to reveal, at most {terms.revealed} were agreed on")
 
     def _current(self, context: bytes) -> tuple[Agreed, CurrentRound]:
         """The round under way, of mode `repair`; the context must be its own, or that of what it carries on."""

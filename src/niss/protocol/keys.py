@@ -244,6 +244,10 @@ def decode_prekey(encoded: bytes) -> Prekey:
     return Prekey(int.from_bytes(encoded[:8], "big"), bytes(encoded[8:end]), bytes(encoded[end:]))
 
 
+MOST_PREKEYS = 256
+"""How many unused prekeys a client keeps: whoever asks for ever more of them does not fill its disk."""
+
+
 class PrekeyStore(Secret):
     """The private halves of a client's prekeys; a client's memory keeps them.
 
@@ -297,9 +301,9 @@ class PrekeyStore(Secret):
         self.private(id)
         del self.privates[id]
 
-    def keep_newest(self, most: int, *, besides: int | None = None) -> None:
-        """Forget the oldest beyond `most`, but not the one with the number `besides`."""
-        excess = len(self) - most
+    def keep_newest(self, count: int, *, besides: int | None) -> None:
+        """Forget the oldest beyond `count` or `MOST_PREKEYS`, but not the one with the number `besides`."""
+        excess = len(self) - max(count, MOST_PREKEYS)
         for number in [one for one in self.privates if one != besides][: max(0, excess)]:
             self.erase(number)
 

@@ -34,7 +34,7 @@ from niss.mechanism.grid import MAX_BITS
 from niss.mechanism.noise import Noise
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import check_prekey, link_of, verify_beacon
-from niss.protocol.messages import CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
+from niss.protocol.messages import MODES, CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
 
 MOST_ROUNDS = 2_000
 """What a run costs is computed from a matrix of its rounds: longer ones are refused before that."""
@@ -260,3 +260,41 @@ def _check_list(
         )
     for one in participants:
         check_prekey(one.prekey, one.identity)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client insists on, whatever the server proposes.
+
+    participants    fewest participants of a round
+    colluders       how many of them it assumes to help the server
+    rounds          rounds of the beacon chain: none from this number on is answered; None: as many as a chain has
+    attempts        how often a round may be tried
+    mu              most it spends on one round
+    clip            largest clip it accepts
+    strength        what the shares of a client must amount to, `neighbours * unit_variance * (participants / clip)^2`,
+                    where a plan fixes it (its kappa, in units of the update); None: any, for the charge says what
+    modes           how dropouts may be handled
+    server, holder  identities of the server and of the beacon's holder
+    anchor          the end of the beacon chain
+    first_prekey    number of the first own prekey that counts. Those before were made before the client joined the
+                    run: a graph drawn with one of them may have been looked at before it was asked
+    trusted         identities it shares noise with; None: anyone with a valid signature
+    schedule        of a run with carried shares, which it has agreed to: no other round of it is answered; None: no
+                    noise is carried
+    """
+
+    participants: int
+    colluders: int
+    mu: float
+    clip: float
+    server: bytes
+    holder: bytes
+    anchor: bytes
+    attempts: int = 1
+    modes: tuple[str, ...] = MODES
+    trusted: frozenset[bytes] | None = None
+    strength: float | None = None
+    rounds: int | None = None
+    first_prekey: int = 0
+    schedule: Schedule | None = None

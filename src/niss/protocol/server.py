@@ -6,7 +6,7 @@ never waits for anyone, the driver decides when a stage is over. A message that 
 
 **Liars in a repair.** Each upload commits to its self-mask and, before anyone knows who drops out, to every piece of
 its secret. What a member of the committee makes of its piece carries a proof; of those members whose proofs hold, as
-many as the threshold are combined (`niss.protocol.committee`). Named in `Outcome.liars`, and an honest client never, is
+many as the threshold are combined (`niss.protocol.repair`). Named in `Outcome.liars`, and an honest client never, is
 
 - a member whose partials do not fit the pieces that their owners committed to, or that it was not asked for;
 - a client whose pieces do not fit together, or that committed to another self-mask than they give.
@@ -33,15 +33,6 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.grid import centred, residues
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, Context, Edge, agree, check_packed, sum_packed
-from niss.protocol.committee import (
-    Recovered,
-    check_vote,
-    dropped_before,
-    make_verdict,
-    recover,
-    take_out_masks,
-    take_out_shares,
-)
 from niss.protocol.keys import Identity, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
@@ -59,6 +50,15 @@ from niss.protocol.messages import (
     decode,
     encode,
     signed_part,
+)
+from niss.protocol.repair import (
+    Recovered,
+    check_vote,
+    dropped_before,
+    make_verdict,
+    recover,
+    take_out_masks,
+    take_out_shares,
 )
 
 
@@ -412,7 +412,7 @@ class Server:
             lost = take_out_shares(current.ended.agreed, total, late) if current.ended and late else []
             count, left = _still_in(before.left(current.survived, survivors), gone + lost, before.context)
             uncancelled, extra = uncancelled + count, extra + left
-            repaired = _variance(gone), _variance(lost)
+            repaired = math.fsum(edge.variance for edge in gone), math.fsum(edge.variance for edge in lost)
         self.state = following
         self.ended = None
         if agreed.after is not None and survivors == current.survivors:
@@ -454,14 +454,10 @@ class Server:
         return following
 
 
-def _variance(edges: list[Edge]) -> float:
-    return math.fsum(edge.variance for edge in edges)
-
-
 def _still_in(left: tuple[int, float], taken: list[Edge], context: Context) -> tuple[int, float]:
     """Shares of one context with one end in the sum, and their variance, less what was taken out of it."""
     out = [edge for edge in taken if edge.context == context]
-    count, variance = left[0] - len(out), left[1] - _variance(out)
+    count, variance = left[0] - len(out), left[1] - math.fsum(edge.variance for edge in out)
     return count, max(variance, 0.0) if count else 0.0
 
 

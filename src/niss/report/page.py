@@ -25,12 +25,7 @@ from markupsafe import Markup
 
 from niss.errors import ConfigError, RunFolderError
 from niss.files import PRIVACY, REPORT, JsonObject, write_output
-from niss.report.attacks import (
-    AttackReport,
-    find_attacks,
-    holds_only_an_attack,
-    read_attack_report,
-)
+from niss.report.attacks import AttackReport, find_attacks, holds_only_an_attack, read_attack_report
 from niss.report.ledger import read_spending
 from niss.report.round_graph import draw_round_graph, find_round_graph
 from niss.report.run_charts import accuracy_chart, noise_chart, spending_charts

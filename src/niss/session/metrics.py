@@ -86,10 +86,6 @@ class NoisyMetrics:
         if len(weights) > 1 or any(weights):
             raise ConfigError("an update has one weight, which begins at 0", field="metrics")
 
-    def __len__(self) -> int:
-        """How many coordinates they take up."""
-        return len(self.ranges)
-
     @property
     def weight(self) -> tuple[str, float] | None:
         """The name, as it is sent, of the metric that weighs an update, and its cap; None: all weigh the same."""
@@ -131,7 +127,7 @@ class NoisyMetrics:
             values[name] = share * cap
         spread = np.array([_position(values.get(name), *ends) for name, ends in self.ranges.items()])
         joined = np.concatenate([share * clip_l2(update, room), self._scale(clip) * spread])
-        return clip_l2(beside(Grid(terms.grid_bits), joined, clip, participants, len(self)), clip)
+        return clip_l2(beside(Grid(terms.grid_bits), joined, clip, participants, len(self.ranges)), clip)
 
     def means(self, tail: FloatArray, clip: float, deviation: float) -> dict[str, float]:
         """By name: each metric's mean over the clients, and the standard deviation of the noise in it.
@@ -151,7 +147,7 @@ class NoisyMetrics:
 
     def _scale(self, clip: float) -> float:
         """s of the formula above."""
-        return self.part * clip / math.sqrt(len(self))
+        return self.part * clip / math.sqrt(len(self.ranges))
 
 
 NO_METRICS = NoisyMetrics()
@@ -239,5 +235,5 @@ def next_clip(adaptive: AdaptiveClip, metrics: NoisyMetrics, agreed: Agreed, out
     clip, size = agreed.terms.clip, len(outcome.survivors)
     if not size:
         return clip
-    tail = outcome.total[-len(metrics) :] * (len(agreed.participants) / size)
+    tail = outcome.total[-len(metrics.ranges) :] * (len(agreed.participants) / size)
     return adaptive.after(clip, metrics.means(tail, clip, 0.0)[BELOW_CLIP])

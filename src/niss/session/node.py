@@ -28,15 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import (
-    Account,
-    Charge,
-    ChargeableLedger,
-    CommittedAccount,
-    DrawnAccount,
-    Ledger,
-    Promise,
-)
+from niss.accounting import Account, Charge, ChargeableLedger, CommittedAccount, DrawnAccount, Ledger, Promise
 from niss.errors import (
     ConfigError,
     LocalProtocolError,

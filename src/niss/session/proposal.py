@@ -192,7 +192,7 @@ class Setup:
         schedule = make_schedule(
             self.plan,
             participants=self.participants,
-            coordinates=self.coordinates + len(self.metrics),
+            coordinates=self.coordinates + len(self.metrics.ranges),
             mode=self.mode,
             grid_bits=self.grid_bits,
             modulus_bits=self.modulus_bits or 32,

@@ -170,7 +170,12 @@ class Session:
         """
         nodes = tuple(nodes)
         self._opening = partial(
-            self._try_to_open, number, nodes, connected, coordinates + len(self.proposal.metrics), following
+            self._try_to_open,
+            number,
+            nodes,
+            connected,
+            coordinates + len(self.proposal.metrics.ranges),
+            following,
         )
         self.state.clip = self.state.clip if clip is None else clip
         self.members.ask_again()
@@ -254,7 +259,7 @@ class Session:
         mean = total * current.scale
         if not metrics.ranges:
             return mean, {}
-        size, clip = total.size - len(metrics), current.agreed.terms.clip
+        size, clip = total.size - len(metrics.ranges), current.agreed.terms.clip
         means = metrics.means(total[size:] * weight, clip, math.sqrt(current.variance) * weight)
         if metrics.weight is not None:
             name, cap = metrics.weight

@@ -255,3 +255,28 @@ class NeighboursAnswer(RoundAnswer):
 
     seat: int
     neighbours: list[SeatAnswer]
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A client's one-time keys after a request: how many are held, and what became of those it sent.
+
+    accepted    new ones, put into stock
+    known       sent before and still in stock
+    stale       with a number that was used up before: never handed out again
+    """
+
+    held: int
+    accepted: int = 0
+    known: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much a store holds: clients registered, those of them that are live, prekeys in stock, runs."""
+
+    registered: int
+    live: int
+    prekeys: int
+    runs: int

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp
 
 from niss.protocol.keys import LINKS_PER_ROUND
 from niss.tracker import api
-from niss.tracker.api import Attempt
+from niss.tracker.api import Attempt, Stock
 from niss.tracker.auth import IDENTITY, LONGEST_RUN, PATTERNS, Refused, Signed, check_request
 from niss.tracker.gate import BODY, CALLER, CONTENT_TYPE, Gate, Metrics, log, shown
 from niss.tracker.rounds import RoundView
 from niss.tracker.service import Tracker
-from niss.tracker.store import Run, Stock
+from niss.tracker.store import Run
 from niss.version import __version__
 
 RunPath = Annotated[api.RunName, PathPart(description="The run's name, 1 to 64 bytes in hex.")]

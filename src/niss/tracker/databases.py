@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from niss.errors import ConfigError
-from niss.tracker.store import Change, Counts, TrackerStore
+from niss.tracker.api import Counts
+from niss.tracker.store import Change, TrackerStore
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niss.protocol.keys import fingerprint
 from niss.redaction import redact, safe_traceback
+from niss.tracker.api import Counts
 from niss.tracker.auth import Buckets, Refused
-from niss.tracker.store import Counts
 
 BODY = "niss.body"
 """Where the body of a request lies in its scope, whole."""

@@ -13,10 +13,11 @@ from typing import TypeVar
 from niss.errors import RemoteProtocolError
 from niss.protocol.keyfile import Coalition
 from niss.protocol.keys import Identity, check_prekey, fingerprint
+from niss.tracker.api import Counts, Stock
 from niss.tracker.auth import IDENTITY, NONCE, Buckets, Refused, Signed, require_server
 from niss.tracker.options import TrackerSettings
 from niss.tracker.rounds import BeaconHolder, OwnChains, Rounds
-from niss.tracker.store import Batch, Counts, Stock, TrackerStore
+from niss.tracker.store import Batch, TrackerStore
 
 _SECONDS_BETWEEN_COUNTS = 1.0
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from niss.protocol.keys import (
     fingerprint,
 )
 from niss.protocol.messages import Participant, Prekey
-from niss.tracker.api import HASH_BYTES, CommitmentBody, SeatsWanted
+from niss.tracker.api import HASH_BYTES, CommitmentBody, Counts, SeatsWanted, Stock
 from niss.tracker.auth import Refused
 
 _FORGOTTEN_AT_ONCE = 500
@@ -38,21 +38,6 @@ _SEAT_BYTES = PUBLIC_BYTES + 8 + PUBLIC_BYTES + SIGNATURE_BYTES
 _RUN = struct.Struct(">Q32s32s64sQ")
 T = TypeVar("T")
 Batch = Sequence[Prekey]
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A client's one-time keys after a request: how many are held, and what became of those it sent.
-
-    accepted    new ones, put into stock
-    known       sent before and still in stock
-    stale       with a number that was used up before: never handed out again
-    """
-
-    held: int
-    accepted: int = 0
-    known: int = 0
-    stale: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,16 +116,6 @@ class Seating:
 
 
 R = TypeVar("R", Run, Seating, CommitmentBody)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How much a store holds: clients registered, those of them that are live, prekeys in stock, runs."""
-
-    registered: int
-    live: int
-    prekeys: int
-    runs: int
 
 
 @dataclass(frozen=True)
