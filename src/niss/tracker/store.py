@@ -41,7 +41,7 @@ Batch = Sequence[Prekey]
 
 
 @dataclass(frozen=True)
-class Client:
+class KnownClient:
     """What is kept of a client.
 
     highest      the highest prekey number ever taken, -1 at first
@@ -133,10 +133,10 @@ class Change:
     ranks: dict[tuple[str, bytes], float | None] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
 
-    def clients(self, identities: Sequence[bytes]) -> list[Client]:
-        return [Client.unpack(record) for record in self.read("clients", identities)]
+    def clients(self, identities: Sequence[bytes]) -> list[KnownClient]:
+        return [KnownClient.unpack(record) for record in self.read("clients", identities)]
 
-    def keep(self, identity: bytes, client: Client) -> None:
+    def keep(self, identity: bytes, client: KnownClient) -> None:
         self.records["clients", identity] = client.pack()
 
     def set_once(self, kind: str, name: bytes, value: bytes) -> bytes:
@@ -168,8 +168,8 @@ class TrackerStore(ABC):
     change is made at once (`_change`); what is kept and when it may change is said here, once for all kinds:
 
     about       facts about the tracker, by name
-    clients     by identity, a `Client`; `prekeys` by identity and number, packed; `publics` the owner of each public
-                key in stock
+    clients     by identity, a `KnownClient`; `prekeys` by identity and number, packed; `publics` the owner of each
+                public key in stock
     runs        by name; `seatings` and `releases` by run and link
     nonces      by identity and nonce
 
@@ -321,14 +321,14 @@ class TrackerStore(ABC):
             (client,) = change.clients([identity])
             if client.registered:
                 self._erase(change, identity, client)
-                change.keep(identity, Client(client.highest))
+                change.keep(identity, KnownClient(client.highest))
                 change.ranks["left", identity] = now
             return client.registered
 
         return self._change(go)
 
     @staticmethod
-    def _erase(change: Change, identity: bytes, client: Client) -> None:
+    def _erase(change: Change, identity: bytes, client: KnownClient) -> None:
         """Erase all that is known of a client."""
         change.take([(identity, number) for number in client.held])
         change.records["clients", identity] = None
@@ -414,7 +414,7 @@ class TrackerStore(ABC):
         change.records["seatings", name] = seating.pack()
         return seating
 
-    def _choose(self, change: Change, request: SeatsWanted, now: float) -> list[tuple[bytes, Client]]:
+    def _choose(self, change: Change, request: SeatsWanted, now: float) -> list[tuple[bytes, KnownClient]]:
         """The live clients to be seated that have a prekey left: those named, in that order, or a random sample."""
         if request.members is not None:
             pool, most = list(dict.fromkeys(request.members)), len(request.members)
@@ -425,7 +425,7 @@ class TrackerStore(ABC):
             )
             pool = self._ranked(kind, above=now if kind == "live" else -math.inf)
             secrets.SystemRandom().shuffle(pool)
-        chosen: list[tuple[bytes, Client]] = []
+        chosen: list[tuple[bytes, KnownClient]] = []
         # No more are read than are needed: there may be a million.
         for start in range(0, len(pool), most):
             names = pool[start : start + most]
