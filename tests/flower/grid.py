@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ProtocolError
 from niss.flower import NissStrategy, niss_mod
-from niss.protocol import Entropy, Identity, Upload, create_keyfile, decode
+from niss.protocol import Identity, Upload, create_keyfile, decode, load_identity
 
 SHAPES = {"dense": (3, 4), "bias": (4,)}
 FIRST = 2**63 + 11
@@ -35,11 +35,6 @@ PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
 
 Change = Callable[[Message], object]
 """Of a message on its way, in place."""
-
-
-def entropy_of(node: int) -> Entropy:
-    """Where the identity of a node with a folder comes from."""
-    return lambda count: hashlib.shake_256(str(node).encode()).digest(count)
 
 
 def global_model() -> ArrayRecord:
@@ -118,13 +113,17 @@ class FakeGrid(Grid):
         for node, context in self.contexts.items():
             home = folder / str(node)
             if not home.exists():
-                create_keyfile(home / "identity.key", Identity.generate(entropy_of(node)))
+                create_keyfile(home / "identity.key", Identity.generate(os.urandom))
             context.node_config["niss-state"] = str(home)
         return self
 
     def home(self, node: int = ODD) -> Path:
         """The state folder of a node."""
         return Path(self.contexts[node].node_config["niss-state"])
+
+    def identity(self, node: int = ODD) -> Identity:
+        """Of a node with a state folder."""
+        return load_identity(self.home(node) / "identity.key")
 
     def ledger(self, node: int = ODD) -> LedgerFile:
         return LedgerFile.read(self.home(node) / "ledger.jsonl")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from flower.grid import ODD, PLAN, FakeGrid, entropy_of, start, survivors, with_body
+from flower.grid import ODD, PLAN, FakeGrid, start, survivors, with_body
 from flower.test_trust import write_coalition
-from niss.protocol import Identity, Reveal, decode, encode, signed_part
+from niss.protocol import Reveal, decode, encode, signed_part
 from niss.session.members import SPOILED
 from niss.session.proposal import Enrolment, read_proposal
 from niss.session.server import LIED
@@ -20,7 +20,6 @@ from session.test_keys import ORDER_8, degenerate
 
 NODES = 8
 PLAN = replace(PLAN, participations=6, neighbours=NODES - 1)
-IDENTITY = Identity.generate(entropy_of(ODD))
 
 
 @pytest.mark.parametrize("public", [0, ORDER_8])
@@ -30,8 +29,8 @@ def test_a_degenerate_key_at_enrolment_costs_nobody_else_anything(tmp_path: Path
 
     def forged(body: bytes) -> bytes:
         proposal, honest = read_proposal(grid.sent[0].content["niss"]["body"]), Enrolment.from_bytes(body)
-        bad = replace(honest, prekeys=(degenerate(IDENTITY, public), *honest.prekeys[1:]))
-        return bad.signed(IDENTITY, proposal).to_bytes()
+        bad = replace(honest, prekeys=(degenerate(grid.identity(), public), *honest.prekeys[1:]))
+        return bad.signed(grid.identity(), proposal).to_bytes()
 
     grid.on_reply("enrol", with_body(forged))
     strategy = start(grid, plan=PLAN)
@@ -85,7 +84,7 @@ def test_a_liar_in_the_repair_is_named_and_left_out(
         assert isinstance(message, Reveal)
         rubbish = tuple(replace(one, points=one.points + bytes(32)) for one in message.partials)
         bare = replace(message, partials=rubbish, signature=b"")
-        return encode(replace(bare, signature=IDENTITY.sign("reveal", signed_part(bare))))
+        return encode(replace(bare, signature=grid.identity().sign("reveal", signed_part(bare))))
 
     grid.on_reply("reveal", with_body(lie))
     strategy = start(grid, rounds=3, mode="repair", plan=replace(PLAN, dropped=1, revealed=2))
