@@ -7,8 +7,8 @@
     estimates      what the adversary holds, and its best guess of one client's update
     pictures       what an update says of pictures; scores    inversion  the search for pictures behind an update
     canary         scores of many rounds or runs, and what they prove
-    carried_runs   runs with carried shares, and servers that bend their rules
     rounds         a round simulated with the mechanism itself
+    runs           whole runs as a server sees them, and servers that bend their rules
     federation     the victim with its pictures, and the others
     lying          a server that lies to real nodes
 
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from niss.attacks import canary as canary
-    from niss.attacks import carried_runs as carried_runs
     from niss.attacks import estimates as estimates
     from niss.attacks import federation as federation
     from niss.attacks import inversion as inversion
     from niss.attacks import lying as lying
     from niss.attacks import pictures as pictures
     from niss.attacks import rounds as rounds
+    from niss.attacks import runs as runs
     from niss.attacks.experiment import Experiment
 
 # The commands of `niss attack`, in the order of its help, and the class of each; see `load_experiment`.
@@ -44,7 +44,7 @@ EXPERIMENTS = {
     "audit": "niss.attacks.audit.AuditExperiment",
 }
 
-_MODULES = ("canary", "carried_runs", "estimates", "federation", "inversion", "lying", "pictures", "rounds")
+_MODULES = ("canary", "estimates", "federation", "inversion", "lying", "pictures", "rounds", "runs")
 __all__ = ["EXPERIMENTS", "load_experiment", *_MODULES]
 
 

@@ -23,8 +23,9 @@ from niss.errors import ConfigError
 if TYPE_CHECKING:
     from niss.accounting import Committed, RoundPlan
     from niss.attacks.canary import MeasuredMu
-    from niss.attacks.carried_runs import CarriedTraining, FloatArray, Pair, SeenRun
+    from niss.attacks.estimates import FloatArray
     from niss.attacks.rounds import RoundSetting
+    from niss.attacks.runs import CyclicRun, Pair, SeenRun
     from niss.charts import Chart, Curves, Rows
 
 _BEYOND = 1.2
@@ -213,9 +214,8 @@ class CarriedExperiment(Experiment):
     the scores show stands beside the exact one and the one that was charged. The likelihood ratio has to reach the
     charge, and nothing may exceed it.
 
-    Servers: those that end early, repeat rounds, call cohorts dropped, call each round the last, tell different
-    horizons, seat a client twice or replace the next cohort (`niss.attacks.carried_runs`); exactly, with the rule
-    that forbids it off and on.
+    Servers: those that end early, repeat or skip rounds, call cohorts dropped, call each round the last, seat a client
+    twice or replace the next cohort (`niss.attacks.runs`); exactly, with the rule that forbids it off and on.
 
     clients      participants of a round; all together are `separation` times as many
     colluders    of a round, where some are assumed
@@ -294,13 +294,12 @@ class CarriedExperiment(Experiment):
 
     def attack(self, findings: Findings, progress: Progress) -> None:
         """Play runs by the thousand for the statistics, then compute what each server gets."""
-        runs = attacks.carried_runs
-        trainings = {name: runs.CarriedTraining(plan) for name, plan in self.plans.items()}
+        runs = attacks.runs
+        plain, colluding, dropping = (runs.CyclicRun(self.plans[name]) for name in self.plans)
         with _one_thread():
-            for name, training, seen, weights in self._scenes(trainings):
-                scores = attacks.canary.run_scores(
-                    seen,
-                    training.victim,
+            for name, run, seen, weights in self._scenes(plain, colluding):
+                scores = seen.scores(
+                    run.victim,
                     weights,
                     runs=self.runs,
                     stream=self.stream("scores", name),
@@ -308,31 +307,29 @@ class CarriedExperiment(Experiment):
                 )
                 for statistic, chosen in weights.items():
                     found = attacks.canary.measure_mu(scores[statistic], self.confidence)
-                    pair = runs.Pair(seen.mu(training.victim, chosen), training.claimed)
+                    pair = runs.Pair(seen.mu(run.victim, chosen), run.claimed)
                     row = _carried_row(statistic, None, pair, _measured_verdict(found, pair))
                     findings.rows.append(row | asdict(found))
-            assumed = runs.Assumed(trainings["colluders"], trainings["dropped"], self.stream("servers"))
             for number, (name, server) in enumerate(runs.SERVERS.items(), start=1):
-                outcome = server(trainings["plain"], assumed)
+                outcome = server(plain, colluding, dropping)
                 findings.rows.append(_carried_row(name, "off", outcome.off, "within the charge"))
                 findings.rows.append(_carried_row(name, "on", outcome.on, outcome.ending))
                 progress("servers", number, len(runs.SERVERS), name)
 
     def _scenes(
-        self, trainings: dict[str, CarriedTraining]
-    ) -> Iterator[tuple[str, CarriedTraining, SeenRun, dict[str, FloatArray]]]:
+        self, plain: CyclicRun, colluding: CyclicRun
+    ) -> Iterator[tuple[str, CyclicRun, SeenRun, dict[str, FloatArray]]]:
         """Runs to be played, as they are seen, and statistics by name: likelihood ratios, and plain sums."""
-        plain, colluding = trainings["plain"], trainings["colluders"]
-        seen, visits = plain.seen, plain.visits
-        yield "runs", plain, seen, {"likelihood ratio": seen.best_weights(plain.victim)}
-        known = colluding.seen_by_colluders
+        seen, victim, visits = attacks.runs.SeenRun.of(plain.honest), plain.victim, plain.visits
+        yield "runs", plain, seen, {"likelihood ratio": seen.best_weights(victim)}
+        known = attacks.runs.SeenRun.of(colluding.honest, colluding.colluders)
         best = known.best_weights(colluding.victim)
         yield "runs, colluders", colluding, known, {"likelihood ratio, colluders": best}
         pairs = [seen.added_up((t, t + 1)) for t in visits if t + 1 < self.rounds]
         sums = {
-            "two rounds added up": max(pairs, key=partial(seen.mu, plain.victim)),
+            "two rounds added up": max(pairs, key=partial(seen.mu, victim)),
             "all rounds added up": seen.added_up(range(self.rounds)),
-            "its uploads averaged": seen.move(plain.victim),
+            "its uploads averaged": seen.move(victim),
             "its rounds averaged": seen.added_up(visits),
         }
         yield "runs, sums", plain, seen, sums

@@ -13,14 +13,13 @@ confidence whatever the truth is.
 The noise is independent between coordinates, so one call of the mechanism with n times d coordinates is n rounds of
 d coordinates on the same graph.
 
-Where noise is carried from round to round whole runs are played (`run_scores`), and what the scores show of mu is
-measured beside the exact one (`measure_mu`).
+Of whole runs (`niss.attacks.runs`) what the scores show of mu is measured, beside the exact one (`measure_mu`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +27,11 @@ from numpy.typing import ArrayLike
 from scipy.stats import beta, norm
 
 from niss.accounting import RoundPlan
-from niss.attacks.carried_runs import SeenRun
 from niss.attacks.estimates import FloatArray, Observation, estimate_jointly
 from niss.attacks.rounds import add_noise
 from niss.randomness import SimStream
 
-_BLOCK, _RUNS = 5_000, 200
+_BLOCK = 5_000
 _THRESHOLDS = 400
 _RATES = 60
 
@@ -150,31 +148,6 @@ def rates(scores: CanaryScores, mu: float) -> dict[str, list[float]]:
     hits = [float(np.mean(scores.present > level)) for level in thresholds]
     most = norm.cdf(norm.ppf(alarms) + mu) if np.isfinite(mu) else np.ones(_RATES)
     return {"false_positive": alarms.tolist(), "true_positive": hits, "most": most.tolist()}
-
-
-def run_scores(
-    seen: SeenRun,
-    victim: int,
-    weights: Mapping[str, FloatArray],
-    *,
-    runs: int,
-    stream: SimStream,
-    progress: Step | None = None,
-) -> dict[str, CanaryScores]:
-    """Scores q'y of whole runs, for each q of `weights`; the victim's data is the canary.
-
-    Every noise of every run is drawn, and the uploads are put together from them.
-    """
-    noise, move, chosen = seen.noise.astype(np.float32), seen.move(victim), np.stack(list(weights.values()))
-    without, present = (np.empty((len(chosen), runs)) for _ in range(2))
-    for start in range(0, runs, _RUNS):
-        count = min(_RUNS, runs - start)
-        for there, scores in enumerate((without, present)):
-            drawn = stream.child(there, start).generator().standard_normal((noise.shape[1], count), "f4")
-            scores[:, start : start + count] = chosen @ (noise @ drawn + there * move[:, None])
-        if progress is not None:
-            progress(start + count, runs, "")
-    return {name: CanaryScores(without[place], present[place]) for place, name in enumerate(weights)}
 
 
 @dataclass(frozen=True)
