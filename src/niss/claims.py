@@ -16,6 +16,7 @@ _FORGIVEN = (
 _GUESSES = {
     ("client", "zero-out"): "whether a given client's data went in",
     ("client", "replace-one"): "which of two sets of data a given client had",
+    ("record", "zero-out"): "whether a given record was among the data",
 }
 
 

@@ -21,7 +21,7 @@ from niss.mechanism import gdp_epsilon
 
 DELTA = 1e-5
 REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
-RELATIONS = [("client", "zero-out"), ("client", "replace-one"), ("record", "replace-one")]
+RELATIONS = [("client", "zero-out"), ("client", "replace-one"), ("record", "zero-out")]
 
 Means = list[tuple[float, float]]
 """A mixture of unit normals on a line: the weight and the mean of each."""
@@ -29,21 +29,22 @@ Means = list[tuple[float, float]]
 
 def claim(mus: list[float], sampling: str, participants: int = 20, **more: object) -> OutsiderClaim:
     given = {"unit": "client", "relation": "zero-out", "clients": 100, "delta": DELTA, **more}
+    if given["unit"] == "record":
+        given["batch"] = participants / 100
     return outsider_epsilon(mus=mus, sampling=sampling, participants=participants, **given)
 
 
 def neighbours(unit: str, relation: str, sampling: str, q: float, mu: float) -> list[tuple[Means, Means]]:
     """Neighbouring inputs as one outsider sees them in a round, noise of deviation 1 in the sum.
 
-    `mu` is how far the relation moves the sum, so an update has norm mu (zero-out) or mu / 2 (replace-one), or is
-    far longer than what one record moves. The client is in the round with probability q; the others are all alike.
+    `mu` is how far the relation moves the sum, so an update has norm mu (zero-out) or mu / 2 (replace-one). The client,
+    or one record of it in a round that everybody knows it to be in, is drawn with probability q; the others are alike.
     """
-    if sampling == "shuffled":  # His round is known in the worst case.
-        return [([(1.0, 0.0)], [(1.0, mu)])]
     out = (1.0 - q, 0.0)
     if unit == "record":
-        far = 40.0
-        return [([out, (q, far)], [out, (q, far + mu)])]
+        return [([out, (q, mu)], [(1.0, 0.0)])]
+    if sampling == "shuffled":  # His round is known in the worst case.
+        return [([(1.0, 0.0)], [(1.0, mu)])]
     r = mu if relation == "zero-out" else mu / 2.0
     if sampling == "poisson":
         other = 0.0 if relation == "zero-out" else -r
@@ -136,12 +137,14 @@ def test_the_same_updates_cost_more_where_they_may_be_replaced(sampling: str) ->
 
 
 def test_sampling_clients_hides_no_record() -> None:
-    """Somebody else's update in its place may differ by far more than a record does, and shows who was drawn."""
-    known = gdp_epsilon(2.0, DELTA)
+    """What hides a record is the secret batch, however clients are drawn; without one nothing is amplified."""
+    secret = {claim([1.0] * 4, sampling, 5, unit="record").epsilon for sampling in outsider.SAMPLINGS}
+    assert len(secret) == 1
     for sampling in outsider.SAMPLINGS:
-        found = claim([1.0] * 4, sampling, 5, unit="record", relation="replace-one")
-        assert found.epsilon == pytest.approx(known, rel=1e-12)
-        assert found.accountant == "GDP (exact)"
+        found = claim([1.0] * 4, sampling, 100, unit="record")
+        assert found.epsilon == pytest.approx(gdp_epsilon(2.0, DELTA), rel=1e-12)
+    with pytest.raises(ConfigError, match="batch"):
+        claim([1.0], "poisson", 5, batch=0.05)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "uniform"])
@@ -238,7 +241,7 @@ def test_many_different_rounds_are_rounded_to_the_safe_side() -> None:
         ({"mus": [-1.0]}, "mus"),
         ({"unit": "nbafl"}, "unit"),
         ({"relation": "add-or-remove-one"}, "relation"),
-        ({"unit": "record", "relation": "zero-out"}, "relation"),
+        ({"unit": "record", "relation": "replace-one"}, "relation"),
         ({"participants": 0}, "participants"),
         ({"participants": 101}, "participants"),
         ({"participations": -1}, "participations"),

@@ -10,8 +10,10 @@ import pytest
 
 from niss.accounting import Plan, RoundPlan
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism import add_shares, gaussian_sigma, gdp_delta, gdp_mu
+from niss.mechanism import add_shares, gaussian_sigma, gdp_delta, gdp_mu, poisson_epsilon
 from niss.randomness import SimStream
+
+RECORD: dict[str, Any] = {"unit": "record", "batch": 0.05, "records": 60_000}
 
 
 @pytest.mark.parametrize(
@@ -19,13 +21,25 @@ from niss.randomness import SimStream
     [
         ({"unit": "client", "relation": "zero-out"}, [0.25 * 3.0, 0.75 * 3.0]),
         ({"unit": "client", "relation": "replace-one"}, [2 * 0.25 * 3.0, 2 * 0.75 * 3.0]),
-        ({"unit": "record", "learning_rate": 0.1}, [2 * 0.1 * 0.25 * 3 / 100, 2 * 0.1 * 0.75 * 3 / 300]),
+        ({"unit": "record", "batch": 0.1, "records": 40}, [0.25 * 3.0, 0.75 * 3.0]),
         ({"unit": "nbafl"}, [2 * 3 / 100, 2 * 3 / 300]),
     ],
 )
 def test_sensitivity_of_every_unit(settings: dict[str, Any], expected: list[float]) -> None:
     moved = Plan(clip=3.0, **settings).sensitivity([0.25, 0.75], [100, 300])
     np.testing.assert_allclose(moved, expected, rtol=1e-15)
+
+
+def test_a_round_that_hides_records_costs_what_all_rounds_with_secret_batches_may() -> None:
+    """Each round is a slot (q, z); all of them together keep the target, at the delta that is left for the noise."""
+    plan = Plan(**RECORD, clip=0.1, epsilon=1.0, participations=600, neighbours=3)
+    (mu,) = plan.round_mu(np.zeros(1, dtype=np.int64))
+    assert poisson_epsilon(((1.0 / mu, 600),), 0.05, plan.gaussian_delta) == pytest.approx(1.0, rel=2e-4)
+    assert plan.divisor(10) == plan.divisor(30) == 3000.0
+    assert Plan().divisor(10) == 10.0
+    made = plan.for_round(range(4), weights=1.0 / plan.divisor(4), records=1, beacon=b"b")
+    np.testing.assert_allclose(made.sensitivity, 0.1 / 3000.0)
+    assert made.joint_mu.max() <= mu * (1.0 + 1e-9)
 
 
 def test_the_noise_of_the_papers_experiment() -> None:
@@ -106,9 +120,21 @@ def test_what_a_plan_claims(
         ({"neighbours": 0.0}, "neighbours"),
         ({"neighbours": math.nan}, "neighbours"),
         ({"participations": 0}, "participations"),
-        ({"unit": "record"}, "learning_rate"),
-        ({"unit": "record", "learning_rate": 0.0}, "learning_rate"),
-        ({"unit": "record", "learning_rate": -0.1}, "learning_rate"),
+        ({"unit": "record"}, "batch"),
+        ({"unit": "record", "batch": 0.1}, "records"),
+        ({"unit": "record", "records": 10}, "batch"),
+        ({**RECORD, "batch": 0.0}, "batch"),
+        ({**RECORD, "batch": 1.1}, "batch"),
+        ({**RECORD, "records": 0}, "records"),
+        ({**RECORD, "relation": "replace-one"}, "relation"),
+        ({**RECORD, "epsilon": (1.0, 2.0)}, "epsilon"),
+        ({**RECORD, "mechanism": "classical", "epsilon": 0.5}, "mechanism"),
+        ({**RECORD, "method": "niss-carried", "graph": "complete"}, "unit"),
+        ({**RECORD, "method": "central-mf"}, "unit"),
+        ({**RECORD, "method": "central-dp-sampled"}, "unit"),
+        ({"batch": 0.1}, "batch"),
+        ({"records": 10}, "records"),
+        ({"unit": "nbafl", "batch": 0.1}, "batch"),
         ({"tau2": -0.1}, "tau2"),
         ({"tau2": (0.1, math.nan)}, "tau2.1"),
         ({"epsilon": -1.0}, "epsilon"),
@@ -161,7 +187,7 @@ def test_targets_that_cannot_be_met_are_refused_by_name(settings: dict[str, Any]
     ],
 )
 def test_bad_rounds_are_refused_by_name(arguments: dict[str, Any], field: str) -> None:
-    plan = Plan(unit="record", learning_rate=0.1)
+    plan = Plan(unit="nbafl")
     given: dict[str, Any] = {"participants": [0, 1, 2], "weights": 1 / 3, "records": 10, "beacon": b"b"}
     given |= arguments
     with pytest.raises(ConfigError) as caught:

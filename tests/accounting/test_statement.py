@@ -121,10 +121,9 @@ def test_dp_fedavg_holds_in_both_views() -> None:
 
 
 def test_units_relations_and_random_lists_are_named() -> None:
-    record = _after(1, unit="record", learning_rate=0.1)
-    assert record.relation == "replace-one"
-    assert "one record of a client" in record.words
-    assert not any("Zero-out" in caveat for caveat in record.caveats)
+    record = _after(1, unit="record", batch=0.1, records=100)
+    assert record.relation == "zero-out"
+    assert "one record (added or removed)" in record.words
     replaced = _after(1, relation="replace-one")
     assert replaced.relation == "replace-one"
     assert "replaced by any other" in replaced.words

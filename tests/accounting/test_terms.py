@@ -108,7 +108,7 @@ def test_a_given_distortion_is_taken_as_it_is() -> None:
     "plan",
     [
         Plan(method="dp-fedavg"),
-        Plan(unit="record", learning_rate=0.1),
+        Plan(unit="record", batch=0.1, records=100),
         Plan(epsilon=(1.0, 2.0)),
         Plan(tau2=(0.1, 0.2)),
     ],

@@ -54,7 +54,7 @@ def test_other_local_work_trains_in_its_own_cohort():
     configs = {
         "slow": mini(),
         "fast": with_overrides(mini(), {"training.learning_rate": 0.3}),
-        "step": with_overrides(mini(), {"privacy.unit": "record", "rounds": 3}),
+        "short": with_overrides(mini(), {"training.batch_size": 3, "rounds": 3}),
     }
     for name, comparison in compare_together(configs).items():
         assert comparison.summary == niss.compare(configs[name]).summary

@@ -58,15 +58,6 @@ def test_every_method_ends_with_the_weights_of_the_plain_loop(model: str, sizes:
         np.testing.assert_allclose(weights_of(one), weights_of(other), rtol=1e-10, atol=1e-12)
 
 
-def test_the_record_unit_too() -> None:
-    given = federation("mlp", [6, 8, 7, 8, 9, 6, 7, 8, 6, 9, 8, 7])
-    privacy = {"unit": "record", "epsilon": 50.0, "clip": 1.0}
-    changes = {"privacy": privacy, "training": {"epochs": 1}}
-    fast = niss.run(with_engine("cohort", **changes), **given)
-    plain = niss.run(with_engine("plain", **changes), **given)
-    np.testing.assert_allclose(weights_of(fast), weights_of(plain), rtol=1e-10, atol=1e-12)
-
-
 def test_a_method_ends_the_same_alone_and_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     given = federation("mlp", SIZES["uneven"])
     given["model"] = given["model"].float()  # type: ignore[attr-defined]

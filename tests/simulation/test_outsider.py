@@ -12,7 +12,7 @@ from niss.settings import to_values
 from support.federation import small_config
 
 RATE, SIZE, CLIP = 0.5, 6, 1.0
-UNITS = [("client", "zero-out"), ("client", "replace-one"), ("record", "replace-one")]
+UNITS = [("client", "zero-out"), ("client", "replace-one")]
 
 
 def config_of(unit: str, relation: str, sampling: str, method: dict[str, object], **more: object):
@@ -23,9 +23,7 @@ def config_of(unit: str, relation: str, sampling: str, method: dict[str, object]
         "learning_rate": RATE,
         "sampling": sampling,
     }
-    privacy = {"unit": unit, "epsilon": 5.0, "clip": CLIP}
-    if unit == "client":
-        privacy["relation"] = relation
+    privacy = {"unit": unit, "relation": relation, "epsilon": 5.0, "clip": CLIP}
     return small_config(training=training, privacy=privacy, methods=[method], **more)
 
 
@@ -50,7 +48,7 @@ def test_the_server_of_central_dp_and_the_outsider_are_told_the_same(
     if sampling == "shuffled":
         assert statement.epsilon_outsider == pytest.approx(statement.epsilon_joint, rel=1e-6)
     assert statement.epsilon_outsider <= statement.epsilon_joint
-    assert f"DP ({'one record, ' if unit == 'record' else ''}{relation}) against" in statement.outsider
+    assert f"DP ({relation}) against" in statement.outsider
 
 
 @pytest.mark.parametrize("method", ["dp-fedavg", "niss"])
@@ -61,19 +59,15 @@ def test_the_outsider_recomputed_from_the_noise_in_the_sum(
     config = config_of(unit, relation, "shuffled", {"name": method, "neighbours": 3}, rounds=4)
     result = niss.run(config, **given)
     moved = {"zero-out": 1.0, "replace-one": 2.0}[relation] * CLIP / SIZE
-    if unit == "record":
-        moved *= RATE / min(len(labels) for _, labels in given["clients"])
     variances = sorted(line.aggregate_variance_predicted for line in result.rounds)
-    # Every client is in two of the four rounds. A record of a client with many moves less than assumed here.
+    # Every client is in two of the four rounds.
     mu = math.sqrt(sum(moved**2 / variance for variance in variances[:2]))
     found = result.statement.epsilon_outsider
     assert found <= result.statement.epsilon_joint
-    assert found <= gaussian_epsilon(mu) * (1 + 1e-6)
-    if unit == "client":
-        assert found == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
+    assert found == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
     for line in result.rounds:
         outsider = moved / math.sqrt(line.aggregate_variance_predicted)
-        assert line.mu_outsider == pytest.approx(outsider, rel=0.4)
+        assert line.mu_outsider == pytest.approx(outsider, rel=1e-6)
 
 
 def test_through_the_protocol_a_replacement_moves_the_sum_twice_as_far(given) -> None:

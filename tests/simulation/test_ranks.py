@@ -23,8 +23,6 @@ from niss.simulation.ranks import Ranks, rank_in
 from support.federation import small_config
 from support.ranks import do, ended, play, start_ranks
 
-RECORD = {"unit": "record", "epsilon": 20.0, "delta": 1e-3, "clip": 1.0}
-ONE_STEP = {"participants": 6, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
 DROPOUT = {"dropout": 0.3, "mode": "repair"}
 CARRIED = {"name": "niss-carried"}
 CASES: dict[str, dict[str, Any]] = {
@@ -55,7 +53,6 @@ CASES: dict[str, dict[str, Any]] = {
         "methods": [{"name": "niss", "neighbours": 3}],
         "privacy": {"epsilon": 20.0, "clip": 1.0, "quantile": 0.5},
     },
-    "record": {"methods": [{"name": "niss", "neighbours": 3}], "privacy": RECORD, "training": ONE_STEP},
 }
 
 
@@ -154,7 +151,7 @@ def test_a_comparison_goes_over_all_ranks(played: Path, method: dict[str, Any]) 
 def test_more_ranks_than_clients_and_unequal_parts(tmp_path: Path) -> None:
     """Three ranks: rounds of two leave one without anything to train, rounds of seven have parts of two and three."""
     few = {"training": {"participants": 2, "epochs": 2, "batch_size": 4, "learning_rate": 0.1}}
-    many = {"training": {**ONE_STEP, "sampling": "uniform", "participants": 7}}
+    many = {"training": {"participants": 7, "epochs": 1, "batch_size": 4, "sampling": "uniform"}}
     single = {"materials": {"dtype": "float32"}}
     pieces = [
         run_into(Path("few"), "everyone", **few),

@@ -367,18 +367,6 @@ def test_a_diverging_client_sends_zero_and_only_the_diagnostics_say_so(given, tm
     assert result.statement.caveats == healthy.statement.caveats
 
 
-def test_record_unit_takes_one_clipped_step_and_composes(given):
-    config = small_config(
-        training={"participants": 6, "epochs": 1, "batch_size": 10, "learning_rate": 0.5},
-        privacy={"unit": "record", "epsilon": 8.0, "clip": 1.0},
-        methods=[{"name": "niss", "neighbours": 3}],
-    )
-    result = niss.run(config, **given)
-    assert result.statement.unit == "record"
-    assert result.statement.epsilon_joint == pytest.approx(8.0, rel=0.2)
-    assert result.statement.epsilon_joint <= 8.0 * (1 + 1e-9)
-
-
 def test_a_spent_budget_keeps_clients_out(given):
     """Two participations allowed, uniform sampling of 6 of 12: after 4 rounds everybody has had both."""
     config = small_config(

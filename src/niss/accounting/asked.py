@@ -12,7 +12,7 @@ from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
 from niss.errors import ConfigError
@@ -56,14 +56,31 @@ class Target:
         ),
     ] = "client"
     relation: Annotated[
-        Relation, Doc("Neighbouring inputs of the client unit: its update becomes zero, or any other.")
+        Relation,
+        Doc(
+            "Neighbouring inputs: a client's update becomes zero, or any other; a record is there or not (`zero-out`)."
+        ),
     ] = "zero-out"
     clip: Annotated[
         Positive,
         Doc(
-            "L2 bound on an update (`client`) or on a sample's gradient (`record`); on single entries with `nbafl`."
+            "L2 bound on an update (`client`) or on the gradient of one record (`record`); on single entries with "
+            "`nbafl`."
         ),
     ] = 0.5
+    batch: Annotated[
+        Annotated[float, Gt(0), Le(1)] | None,
+        Doc(
+            "Unit `record`: probability with which each record is in a round's batch, drawn in secret by its silo."
+        ),
+    ] = None
+    records: Annotated[
+        Count | None,
+        Doc(
+            "Unit `record`: records of all silos together, public or a planned bound; the sum is divided by batch x "
+            "records."
+        ),
+    ] = None
     epsilon: Annotated[
         Positive | tuple[Positive, ...], Doc("The target of every client, or one for each client.")
     ] = 3.0

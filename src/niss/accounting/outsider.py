@@ -19,9 +19,11 @@ uniform    a fixed number of clients, without replacement. Where the client was 
            holds for zero-out too. It is loose: plain composition, at the relation's own Delta, counts where it is less.
 shuffled   clients are dealt out in cohorts: no amplification is claimed.
 
-Nothing is amplified for the record unit: whole clients are drawn, their updates differ by far more than one record
-does, and who was drawn may show in the sum. Nor for clients that differ in weight or noise, where the noise of a sum
-depends on who is in it.
+In the record unit an outsider gets what the joint view promises for a secret batch, with the noise of the whole sum:
+every round is the pair above with the record for the client and `q = batch`, whoever takes part. Drawing whole silos
+adds nothing to it.
+
+Nothing is amplified for clients that differ in weight or noise, where the noise of a sum depends on who is in it.
 
 The server, a fellow client or anyone who learns the participants is no outsider: for them the joint view holds.
 """
@@ -42,7 +44,7 @@ from niss.mechanism.gaussian import WIDEST_LOSS
 SAMPLINGS = ("poisson", "uniform", "shuffled")
 # How many times as far as its own neighbours any two updates of the client unit may lie apart.
 _ANY_TWO = {"zero-out": 2.0, "replace-one": 1.0}
-_RELATIONS = {"client": tuple(_ANY_TWO), "record": ("replace-one",)}
+_RELATIONS = {"client": tuple(_ANY_TWO), "record": ("zero-out",)}
 
 # More different rounds than this are rounded up onto a grid, so that the accountants work on few of them.
 _FEW = 8
@@ -75,12 +77,13 @@ def outsider_epsilon(
     delta: float,
     participations: int | None = None,
     alike: bool = True,
+    batch: float | None = None,
 ) -> OutsiderClaim:
     """What the released models reveal of one client, in this unit and relation.
 
     mus             one per round of the run: the most that neighbours of this relation move the sum, over the
                     deviation of its noise; infinite where there is no noise
-    unit, relation  what is hidden, as in `Plan`; records are always replaced
+    unit, relation  what is hidden, as in `Plan`
     sampling        how participants are drawn, see above
     clients         how many there are
     participants    how many of them take part in a round (poisson: on average)
@@ -88,11 +91,14 @@ def outsider_epsilon(
     participations  caps how often one client takes part. A cap that may bind makes the sampling depend on the
                     past; then nothing is amplified, and the claim composes the worst `participations` rounds.
     alike           whether all clients have the same weight and add the same noise
+    batch           in the record unit, the probability with which a record is in a round's secret batch
     """
     require_one_of(sampling, SAMPLINGS, field="sampling")
     require_one_of(unit, _RELATIONS, field="unit")
     require_one_of(relation, _RELATIONS[unit], field="relation")
     require_real(delta, field="delta", below=1.0, zero_allowed=False)
+    if (unit == "record") != (batch is not None):
+        raise ConfigError("goes with the record unit, and with it alone", field="batch")
     if not 1 <= participants <= clients:
         raise ConfigError(
             f"must lie between 1 and the {clients} clients, not {participants}", field="participants"
@@ -117,14 +123,16 @@ def outsider_epsilon(
 
     if costs and math.isinf(costs[0]):
         return claim(math.inf, "none", "a round's aggregate carries no noise at all")
+    if batch is not None:
+        rounds = tuple((1.0 / mu, count) for mu, count in _grouped(costs))
+        drawn = f"secret batches with probability {batch:g} a record, over {len(costs)} rounds"
+        return claim(poisson_epsilon(rounds, batch, delta) if rounds else 0.0, "PLD (dp-accounting)", drawn)
     loss = 0.5 * math.fsum(mu * mu for mu in costs)
     why = "sampling is worth nothing at this noise"
     if sampling == "shuffled":
         why = "cohorts dealt out in turn are not credited"
     elif capped:
         why = "the cap on participations makes the draws depend on the past, so they are not credited"
-    elif unit == "record":
-        why = "drawing clients at random does not hide their records"
     elif not alike:
         why = "clients differ in weight or noise, so the draws are not credited"
     elif sampling == "poisson" and relation != "zero-out":

@@ -24,9 +24,10 @@ from niss.accounting.calibration import committed_run
 from niss.accounting.committed import Committed
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.mechanism import gaussian_sigma, gdp_mu
+from niss.mechanism import gaussian_sigma, gdp_mu, poisson_multiplier
 from niss.mechanism.shares import Edges, SomeEdges
 from niss.methods import METHODS, CarriedEdges, Method, client_sensitivity, distortion_named, of_participants
+from niss.methods.base import Needs, require_needs
 from niss.settings import NotNegative, OneOf, Positive, settings
 from niss.views import EXACT_LIMIT, Corruption, WorstCase, colluding_neighbours, effective_variance
 from niss.views.numerics import binomial_quantile
@@ -42,6 +43,13 @@ COMMITTEE_SHARE = 0.5
 # A committee has at least so many members, or everyone: one that fell out of use for two dropouts would help nobody.
 _LEAST_COMMITTEE = 10
 GRID_SHARE = 0.02
+# What the claim for a record is proved for, and what has no meaning elsewhere.
+_RECORD: Needs = {
+    "relation": ("zero-out", "a record is added or removed; of one that is replaced too little is proved"),
+    "epsilon": (float, "the records of all silos have one target"),
+    "mechanism": ("analytic", "it is calibrated by dp-accounting"),
+}
+_NO_RECORD: Needs = dict.fromkeys(("batch", "records"), (None, "only records are drawn, in unit = 'record'"))
 
 
 @settings
@@ -79,15 +87,17 @@ class Plan(Trust, Horizon, Sharing, Target):
         False
     )
     dropout: Dropout = 0.0
-    learning_rate: Annotated[Positive | None, Doc("Of the one local step of the record unit.")] = None
 
     def __post_init__(self) -> None:
-        if self.unit == "record" and self.learning_rate is None:
-            raise ConfigError(
-                "the record unit needs the rate of the one local step",
-                field="learning_rate",
-                hint="set learning_rate",
-            )
+        record = self.unit == "record"
+        require_needs(_RECORD if record else _NO_RECORD, vars(self), who=f"unit {self.unit!r}")
+        for name in ("batch", "records") if record else ():
+            if getattr(self, name) is None:
+                raise ConfigError(
+                    "is missing, and the record unit needs it",
+                    field=name,
+                    hint="for example batch = 0.05, records = 60000: the sum is divided by batch x records",
+                )
         if self.tau2 is None and not distortion_named(self.distortion).additive:
             raise ConfigError(
                 f"only the additive distortion can be calibrated for the joint view, not {self.distortion!r}",
@@ -183,24 +193,35 @@ class Plan(Trust, Horizon, Sharing, Target):
     def sensitivity(self, weights: ArrayLike, records: ArrayLike) -> FloatArray:
         """How far one client (or one record) can move its contribution `p_k x_k`, in L2 norm.
 
+        Where records are hidden, x_k is the sum of the clipped gradients of a batch: one record more or less moves it
+        by at most the clip, as a client that becomes zero moves an update.
+
         weights  p_k, one or one per client
-        records  d_k, how many records each holds; not needed for the client unit
+        records  d_k, how many records each holds; only the heuristic `nbafl` asks
         """
-        p = np.asarray(weights, dtype=np.float64)
-        d = np.asarray(records, dtype=np.float64)
-        if self.unit == "client":
-            return client_sensitivity(p, self.clip, self.relation)
-        if self.unit == "record":
-            assert self.learning_rate is not None
-            return 2.0 * self.learning_rate * p * self.clip / d
-        return 2.0 * self.clip / d
+        if self.unit == "nbafl":
+            return 2.0 * self.clip / np.asarray(records, dtype=np.float64)
+        return client_sensitivity(np.asarray(weights, dtype=np.float64), self.clip, self.relation)
+
+    def divisor(self, participants: int) -> float:
+        """What a round's sum is divided by, `1 / p_k`: its participants, or the planned batch of all silos, `q N`.
+
+        Neither depends on what anybody holds or drew.
+        """
+        return (
+            float(participants) if self.batch is None or self.records is None else self.batch * self.records
+        )
 
     def budget(self, clients: int) -> FloatArray:
         """B_k: the mu of each client's whole target, composed over its participations."""
         return self.round_mu(np.arange(clients)) * math.sqrt(self.participations)
 
     def round_mu(self, participants: IntArray) -> FloatArray:
-        """The mu each participant may spend in one round."""
+        """The mu each participant may spend in one round; in the record unit 1 / z, of a record that is in its batch.
+
+        There z is the least noise multiplier under which `participations` rounds with secret batches keep the target.
+        An attempt that is charged is one of them.
+        """
         epsilons = of_participants(self.epsilon, participants, "epsilon")
         known = {epsilon: self._round_mu_of(epsilon) for epsilon in set(epsilons)}
         return np.array([known[epsilon] for epsilon in epsilons])
@@ -213,6 +234,8 @@ class Plan(Trust, Horizon, Sharing, Target):
                 epsilon, self.gaussian_delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
             )
             return 1.0 / (sigma * math.sqrt(self.participations))
+        if self.batch is not None:
+            return 1.0 / poisson_multiplier(epsilon, self.gaussian_delta, self.batch, self.participations)
         return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
 
     def committed(self, participants: int) -> Committed:
@@ -240,7 +263,7 @@ class Plan(Trust, Horizon, Sharing, Target):
 
         participants  the clients that take part, by number
         weights       p_k, with which the update of each enters the sum; one number, or one per participant
-        records       d_k, likewise; public and fixed where the unit is a record
+        records       d_k, likewise; only the heuristic `nbafl` asks
         beacon        public randomness from which the share graph follows
         number        of the round, from 0, where the noise of rounds is not alike
         """
@@ -248,7 +271,7 @@ class Plan(Trust, Horizon, Sharing, Target):
         if members.ndim != 1 or members.size == 0 or np.unique(members).size != members.size:
             raise ConfigError("needs at least one client, and each one once", field="participants")
         p = _per_participant(weights, members.size, "weights", positive=self.private)
-        d = _per_participant(records, members.size, "records", positive=self.unit != "client")
+        d = _per_participant(records, members.size, "records", positive=self.unit == "nbafl")
         moved = self.sensitivity(p, d)
         own = np.zeros(members.size)
         if self.private:

@@ -28,7 +28,7 @@ from niss.views import effective_variance
 
 _UNITS = {
     "client": "one client's whole data",
-    "record": "one record of a client, the number of its records being public",
+    "record": "one record (added or removed)",
     "nbafl": "one record, by the heuristic sensitivity 2 clip / d_k",
 }
 _RELATIONS = {
@@ -288,8 +288,8 @@ def stated_delta(plan: Plan, participations: int) -> float:
 
 
 def stated_relation(plan: Plan) -> str:
-    """The relation that every number of a plan's statement is about: records are always replaced."""
-    return plan.relation if plan.unit == "client" else "replace-one"
+    """The relation that every number of a plan's statement is about; the heuristic replaces a record."""
+    return "replace-one" if plan.unit == "nbafl" else plan.relation
 
 
 def _epsilon(mu: float | None, delta: float | None) -> float | None:

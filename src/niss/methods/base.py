@@ -43,6 +43,11 @@ those of a simulation with their section: `training.weights`."""
 
 _WHOLE_RUN: Needs = {"privacy.scope": ("training", "its claim is about the whole training")}
 _CORRELATED: Needs = {
+    "unit": (
+        "client",
+        "it takes noise of one round out in another: silos are in every round, where that gains nothing, and what a "
+        "participation adds to the run does not pay for the records in its secret batch",
+    ),
     "privacy.quantile": (
         None,
         "it takes noise of one round out in another, which fails if the clip, and the noise with it, has changed in "

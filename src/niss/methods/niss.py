@@ -373,7 +373,6 @@ class NissCarried(Niss):
     defaults = MappingProxyType({"graph": "complete", "kappa": 20.0})
     needs = MappingProxyType(
         {
-            "unit": ("client", "its noise is planned for whole clients"),
             "epsilon": (float, "its noise is planned for one target for all"),
             "tau2": (float, "its noise is planned for one target for all"),
             "mechanism": ("analytic", "its noise is planned with the analytic mechanism"),

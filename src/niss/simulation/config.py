@@ -142,7 +142,6 @@ class Config:
         from niss.accounting.calibration import cheapest_kappa
         from niss.protocol.keys import LINKS_PER_ROUND
 
-        record = self.privacy.unit == "record"
         # A round of the protocol may draw its graph again; delta pays for that.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size = self.sampling_of(method), self.training.participants
@@ -153,7 +152,6 @@ class Config:
             | {
                 "method": self._with_own_settings(method),
                 "participations": self._composed(sampling),
-                "learning_rate": self.training.learning_rate if record else None,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,

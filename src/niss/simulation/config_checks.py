@@ -94,11 +94,11 @@ def _check_data(config: Config) -> None:
 def _check_training(config: Config) -> None:
     """Whether clients can train and be drawn like that, and rest as long as they should."""
     training, clients = config.training, config.clients
-    if config.privacy.unit == "record" and training.epochs != 1:
+    if config.privacy.unit == "record":
         raise ConfigError(
-            "the record unit takes one local step a round",
-            field="training.epochs",
-            hint="set it to 1 and raise rounds",
+            "simulated clients do not draw batches of records yet",
+            field="privacy.unit",
+            hint="use unit = 'client'",
         )
     samplings = {training.sampling, *map(config.sampling_of, config.methods)}
     if "cyclic" in samplings and (left := clients % training.participants):

@@ -205,6 +205,7 @@ def _outsider(federation: Federation, mus: list[float]) -> OutsiderClaim | None:
         delta=plan.delta,
         participations=min(config.most_participations(sampling), len(mus)) if capped else None,
         alike=config.training.weights == "equal" and not unlike,
+        batch=plan.batch,
     )
 
 

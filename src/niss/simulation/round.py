@@ -166,10 +166,8 @@ class OpenRound:
         # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k), with a bit that says whether it was
         #    short enough where the clip follows the norms.
         if adaptive is None:
-            # In the unit `record` samples were clipped, one by one.
-            by_unit: dict[str, Clipping] = {"client": "l2", "record": "none", "nbafl": "elements"}
-            clipping = by_unit[plan.unit] if plan.private else "none"
-            zeroed = uploads.bound(clipping, plan.clip, self.client_weights)
+            clipping: Clipping = "elements" if plan.unit == "nbafl" else "l2"
+            zeroed = uploads.bound(clipping if plan.private else "none", plan.clip, self.client_weights)
         else:
             uploads, zeroed = uploads.bound_with_bit(plan.clip, self.client_weights)
 

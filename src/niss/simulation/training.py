@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.errors import ConfigError
-from niss.learning import ClippedStep, Cohort, Evaluation, Job, LocalTraining, choose_device
+from niss.learning import Cohort, Evaluation, Job, LocalTraining, choose_device
 from niss.learning.cohort import available_cores
 from niss.settings import to_values
 from niss.simulation.config import Config
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 Examples = tuple[Tensor, Tensor]
 """Inputs and labels, one label per input."""
-
-Work = LocalTraining | ClippedStep
-"""What a client does in a round."""
 
 Done = Callable[[float], None]
 """Called now and then while clients train, with the number of clients that were finished since the last call: of all
@@ -120,7 +117,9 @@ class Trainer(AbstractContextManager["Trainer"]):
             "order of summation"
         )
 
-    def train(self, requests: Sequence[Sequence[Job]], work: Work, done: Done | None = None) -> list[Uploads]:
+    def train(
+        self, requests: Sequence[Sequence[Job]], work: LocalTraining, done: Done | None = None
+    ) -> list[Uploads]:
         """The updates of each request, a row for each of its jobs, all trained as one cohort by the same work.
 
         The rows stay where they were made: in the memory of the processor or of the device. With several ranks they
@@ -171,15 +170,9 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._cohort.close()
 
 
-def local_work(config: Config) -> Work:
-    """What a client does in a round: local epochs, or one step with this clip and rate (unit record).
-
-    Methods whose local work is the same, on the same cohort, are trained together.
-    """
-    training, privacy = config.training, config.privacy
-    if privacy.unit == "record":
-        return ClippedStep(privacy.clip, training.learning_rate)
-    return LocalTraining(**{one.name: getattr(training, one.name) for one in fields(LocalTraining)})
+def local_work(config: Config) -> LocalTraining:
+    """What a client does in a round; methods whose local work is the same, on the same cohort, are trained together."""
+    return LocalTraining(**{one.name: getattr(config.training, one.name) for one in fields(LocalTraining)})
 
 
 def _device(wanted: str, ranks: Ranks) -> str:
