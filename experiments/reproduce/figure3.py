@@ -57,7 +57,7 @@ def setup_of(config: Config) -> Setup:
         delta=config.privacy.delta,
         learning_rate=config.training.learning_rate,
         batch_size=config.training.batch_size,
-        participants=config.training.participants,
+        participants=config.participants,
         shares=SHARES,
     )
 

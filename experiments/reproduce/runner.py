@@ -128,7 +128,7 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     if plan.kind.whole_run:
         shared = {"sampling_probability": 1.0, **shared, "separation": plan.separation}
     if plan.kind.carries:
-        size = config.training.participants
+        size = config.participants
         noise = plan.committed(size).noise
         shared |= {
             "spatial": noise.spatial,

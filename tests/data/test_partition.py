@@ -88,6 +88,20 @@ def test_with_a_quota_every_client_gets_exactly_that_many(labels, clients, each,
     assert together.max() < len(labels)
 
 
+@pytest.mark.parametrize("split", ["iid", "shards"])
+@pytest.mark.parametrize("ratio", [1.0, 3.0, 20.0])
+def test_sizes_fall_from_the_largest_to_the_smallest_in_equal_proportions(split, ratio):
+    labels = balanced(10, 600)
+    parts = partition(labels, clients=10, split=split, stream=STREAM, size_ratio=ratio)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(6000))
+    sizes = np.array([len(part) for part in parts])
+    exact = sizes[0] * ratio ** -(np.arange(10) / 9)
+    assert np.abs(sizes - exact).max() <= 2
+    # A shard of s samples meets at most ceil(s / 600) + 1 labels.
+    most = 10 if split == "iid" else 2 * (np.ceil(sizes / 1200) + 1)
+    assert (np.array(labels_held(labels, parts)) <= most).all()
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_another_stream_deals_otherwise(split):
     labels = balanced(10, 60)
@@ -188,6 +202,12 @@ def test_as_many_clients_as_samples_get_one_each():
         ("shards_per_client", {"shards_per_client": 0}, "whole number of at least 1"),
         ("shards_per_client", {"split": "shards", "shards_per_client": 11}, "at most 10"),
         ("shards_per_client", {"split": "shards", "samples_per_client": 1}, "at most 1 "),
+        ("shards_per_client", {"split": "shards", "size_ratio": 10.0, "shards_per_client": 5}, "at most 2 "),
+        ("size_ratio", {"size_ratio": 0.5}, "1 or more"),
+        ("size_ratio", {"size_ratio": 1e6}, "lower it"),
+        ("size_ratio", {"size_ratio": float("inf")}, "finite"),
+        ("size_ratio", {"size_ratio": 2.0, "split": "dirichlet"}, "leave one of them out"),
+        ("size_ratio", {"size_ratio": 2.0, "samples_per_client": 3}, "leave one of them out"),
         ("samples_per_client", {"samples_per_client": -3}, "whole number of at least 1"),
         ("samples_per_client", {"samples_per_client": 11}, "at most 10 samples each or at most 9 clients"),
         ("samples_per_client", {"samples_per_client": 101}, "at most 10 samples each"),

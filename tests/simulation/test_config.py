@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import niss
+from niss.errors import ConfigError
 from niss.methods import METHODS
 from niss.settings import to_values
 from niss.simulation import Config, load_config, make_config, preset, with_overrides
@@ -60,6 +61,27 @@ def test_a_config_survives_the_manifest(values):
 def test_a_config_is_frozen():
     with pytest.raises(FrozenInstanceError):
         Config().rounds = 3
+
+
+def test_silos_are_all_the_clients_there_are_and_take_part_in_every_round():
+    config = make_config({"rounds": 7, "data": {"silos": 5}})
+    assert (config.clients, config.participants, config.participations) == (5, 5, 7)
+    assert with_overrides(config, {"data.silos": 8}).participants == 8
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"data": {"silos": 5, "clients": 5}}, "data.clients"),
+        ({"data": {"silos": 1}}, "data.silos"),
+        ({"data": {"silos": 5}, "training": {"participants": 3}}, "training.participants"),
+        ({"data": {"dataset": "shakespeare", "size_ratio": 2.0}}, "data.size_ratio"),
+    ],
+)
+def test_what_silos_and_their_sizes_refuse(values, field):
+    with pytest.raises(ConfigError) as refused:
+        make_config(values)
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize("name", ["demo", "paper"])

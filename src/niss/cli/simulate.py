@@ -44,6 +44,7 @@ TRAINING = Flags(
         "--rounds": "rounds",
         "--seed": "seed",
         "--clients": "data.clients",
+        "--silos": "data.silos",
         "--participants": "training.participants",
         "--epochs": "training.epochs",
         "--batch-size": "training.batch_size",
@@ -240,7 +241,7 @@ def _execute(work: Literal["run", "compare"], config: Config, output: RunOutput)
 
 def _check_neighbours(config: Config) -> None:
     """Refuse more shares than there are others to send them to; the default of 10 gives way in smaller rounds."""
-    most = config.training.participants - 1
+    most = config.participants - 1
     for method in config.methods:
         usual = MethodConfig().neighbours
         if method.kind.uses("neighbours") and method.neighbours > max(most, usual):

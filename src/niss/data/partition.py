@@ -30,6 +30,7 @@ def partition(
     samples_per_client: int | None = None,
     shards_per_client: int = 2,
     alpha: float = 0.5,
+    size_ratio: float = 1.0,
 ) -> list[Indices]:
     """The indices each client holds: non-empty, disjoint, ascending, and fixed by labels and stream.
 
@@ -41,10 +42,12 @@ def partition(
                          drawn uniformly from all (`iid` and `shards` only)
     shards_per_client    for `shards`
     alpha                the concentration, for `dirichlet`
+    size_ratio           the largest client over the smallest, for `iid` and `shards` of all samples: client k of n has
+                         `size_ratio^(-k / (n - 1))` times what client 0 has, up to whole samples
 
-    - `iid`: a random deal; sizes differ by at most one.
-    - `shards`: each client gets `shards_per_client` random runs of the samples sorted by label; the sizes
-      of shards differ by at most one, and so do those of clients.
+    - `iid`: a random deal; sizes differ by at most one where the ratio is 1.
+    - `shards`: each client gets `shards_per_client` random runs of the samples sorted by label; the sizes of a
+      client's shards differ by at most one, and those of clients are as with `iid`.
     - `dirichlet`: each class is shared out in proportions drawn from Dir(alpha): a small alpha gives a
       class to few clients, a large one to all alike. A client left with nothing is given one sample of
       the then largest client.
@@ -59,17 +62,24 @@ def partition(
     uneven = "0.1 gives very uneven clients, 0.5 uneven ones, 100 nearly equal ones"
     require_real(alpha, field="alpha", zero_allowed=False, hint=uneven)
     wanted = _wanted(len(labels), clients, split, samples_per_client)
+    if size_ratio != 1.0 and (split == "dirichlet" or samples_per_client is not None):
+        settled = "the dirichlet split" if split == "dirichlet" else "samples_per_client"
+        raise ConfigError(
+            f"{settled} settles how many samples a client has",
+            field="size_ratio",
+            hint="leave one of them out",
+        )
     if split == "dirichlet":
         return _dirichlet(labels, clients, alpha, stream.child("dirichlet"))
-    if split == "shards" and wanted // clients < shards_per_client:
+    sizes = _sizes(wanted, clients, size_ratio)
+    if split == "shards" and min(sizes) < shards_per_client:
         raise ConfigError(
-            f"{clients} clients with {shards_per_client} shards each need at least "
-            f"{clients * shards_per_client} samples, and there are {wanted}",
+            f"{shards_per_client} shards each, and the smallest of {clients} clients has {min(sizes)} of {wanted} "
+            "samples",
             field="shards_per_client",
-            hint=f"at most {wanted // clients} would fit",
+            hint=f"at most {min(sizes)} would fit",
         )
     pool = random_order(len(labels), stream.child("pool"))[:wanted]
-    sizes = even_sizes(wanted, clients)
     if split == "iid":
         return [np.sort(part) for part in _cut(pool, sizes)]
     return _shards(labels, pool, sizes, shards_per_client, stream.child("shards"))
@@ -102,6 +112,23 @@ def partition_by_owner(
     require_whole(most, field="samples_per_client", at_least=1)
     orders = (random_order(len(by_owner[owner]), stream.child("kept", int(owner)))[:most] for owner in chosen)
     return [by_owner[owner][np.sort(order)] for owner, order in zip(chosen, orders, strict=True)]
+
+
+def _sizes(total: int, clients: int, ratio: float) -> list[int]:
+    """How many samples each client has, the first most; `ConfigError` where that leaves nothing for the last."""
+    require_real(ratio, field="size_ratio", zero_allowed=False)
+    if ratio < 1.0:
+        raise ConfigError(
+            f"is the largest over the smallest, not {ratio!r}", field="size_ratio", hint="use 1 or more"
+        )
+    sizes: list[int] = largest_remainder(total, ratio ** -np.linspace(0.0, 1.0, clients)).tolist()
+    if min(sizes) < 1:
+        raise ConfigError(
+            f"the smallest of {clients} clients would have none of {total} samples",
+            field="size_ratio",
+            hint="lower it, or use fewer clients",
+        )
+    return sizes
 
 
 def _shards(

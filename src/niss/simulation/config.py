@@ -80,7 +80,12 @@ class Config:
     @property
     def clients(self) -> int:
         """How many there are: as many as the settings say, else those of the dataset, else 1,000."""
-        return self.data.clients or self._of_the_dataset or 1000
+        return self.data.silos or self.data.clients or self._of_the_dataset or 1000
+
+    @property
+    def participants(self) -> int:
+        """How many take part in a round: as many as the settings say, else every silo, else 200."""
+        return self.training.participants or self.data.silos or 200
 
     @property
     def split(self) -> str:
@@ -107,7 +112,7 @@ class Config:
         if self.privacy.scope == "training" and self.privacy.participations is not None:
             return self.privacy.participations
         if sampling == "shuffled":
-            cohorts = self.clients // self.training.participants
+            cohorts = self.clients // self.participants
             return -(-self.rounds // cohorts)
         return -(-self.rounds // self.separation_by(sampling))
 
@@ -121,7 +126,7 @@ class Config:
     def separation_by(self, sampling: Sampling) -> int:
         """How many rounds after a participation a client may take part again, with participants drawn like that."""
         if sampling == "cyclic":
-            return self.clients // self.training.participants
+            return self.clients // self.participants
         return self.training.separation or 1 if sampling == "uniform" else 1
 
     def adaptive_clip(self, method: MethodConfig) -> AdaptiveClip | None:
@@ -144,7 +149,7 @@ class Config:
 
         # A round of the protocol may draw its graph again; delta pays for that.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
-        sampling, size = self.sampling_of(method), self.training.participants
+        sampling, size = self.sampling_of(method), self.participants
         carried = _carried_fields(self, sampling) if method.kind.carries else {}
         plan = Plan(
             **_plan_fields(self.privacy)
@@ -170,7 +175,7 @@ class Config:
         """The method with what is a setting of its own; its name where it has none."""
         from niss.methods import enough_uploads
 
-        kind, size = method.kind, self.training.participants
+        kind, size = method.kind, self.participants
         own = {name: getattr(method, name) for name in kind.own if hasattr(method, name)}
         if "threshold" in own and method.threshold is None:
             own["threshold"] = enough_uploads(size, self.protocol.dropout)
@@ -206,7 +211,7 @@ def _carried_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
     """
     from niss.methods import enough_uploads
 
-    size, privacy, protocol = config.training.participants, config.privacy, config.protocol
+    size, privacy, protocol = config.participants, config.privacy, config.protocol
     dropped = revealed = 0
     if protocol.mode == "repair" and protocol.dropout:
         dropped = privacy.dropped or size - (enough_uploads(size, protocol.dropout) or size)

@@ -37,9 +37,9 @@ def check_consistency(config: Config) -> None:
     for title in titles:
         if titles.count(title) > 1:
             raise ConfigError(f"two are called {title!r}", field="methods", hint="give each its own label")
-    if config.privacy.colluders > config.training.participants - 2:
+    if config.privacy.colluders > config.participants - 2:
         raise ConfigError(
-            f"{config.privacy.colluders} of {config.training.participants} participants leave nobody to share noise "
+            f"{config.privacy.colluders} of {config.participants} participants leave nobody to share noise "
             "with",
             field="privacy.colluders",
             hint="assume fewer, or let more take part",
@@ -66,7 +66,7 @@ def check_split(split: str, dataset: str, *, owned: bool, labelled: bool) -> Non
 
 def _check_data(config: Config) -> None:
     """Whether the dataset has so many clients, and they have so many to choose from."""
-    spec, clients, training = find_spec(config.data.dataset), config.clients, config.training
+    spec, clients = find_spec(config.data.dataset), config.clients
     hint = "lower it or raise data.clients"
     if spec is not None:
         check_split(config.split, spec.name, owned=spec.clients is not None, labelled=spec.kind != "tokens")
@@ -78,9 +78,21 @@ def _check_data(config: Config) -> None:
                     hint="lower it, or leave it out for all of them",
                 )
             hint = "lower it" if clients == spec.clients else hint
-    if training.participants > clients:
+    if config.split == "natural" and config.data.size_ratio != 1.0:
         raise ConfigError(
-            f"{training.participants} in a round, but there are only {clients} clients",
+            "samples that belong to clients settle how many each has",
+            field="data.size_ratio",
+            hint="use another split",
+        )
+    if config.data.silos is not None and config.participants != clients:
+        raise ConfigError(
+            f"all {clients} silos take part in every round",
+            field="training.participants",
+            hint="leave it out",
+        )
+    if config.participants > clients:
+        raise ConfigError(
+            f"{config.participants} in a round, but there are only {clients} clients",
             field="training.participants",
             hint=hint,
         )
@@ -93,7 +105,7 @@ def _check_data(config: Config) -> None:
 
 def _check_training(config: Config) -> None:
     """Whether clients can train and be drawn like that, and rest as long as they should."""
-    training, clients = config.training, config.clients
+    training, clients, participants = config.training, config.clients, config.participants
     if config.privacy.unit == "record":
         raise ConfigError(
             "simulated clients do not draw batches of records yet",
@@ -101,9 +113,9 @@ def _check_training(config: Config) -> None:
             hint="use unit = 'client'",
         )
     samplings = {training.sampling, *map(config.sampling_of, config.methods)}
-    if "cyclic" in samplings and (left := clients % training.participants):
+    if "cyclic" in samplings and (left := clients % participants):
         raise ConfigError(
-            f"{clients} clients do not make whole cohorts of {training.participants}, which take part in turn",
+            f"{clients} clients do not make whole cohorts of {participants}, which take part in turn",
             field="training.participants",
             hint=f"choose a number that divides them, or data.clients = {clients - left}",
         )
@@ -113,11 +125,11 @@ def _check_training(config: Config) -> None:
             field="training.weights",
             hint="use equal",
         )
-    if training.separation is not None and training.separation * training.participants > clients:
+    if training.separation is not None and training.separation * participants > clients:
         raise ConfigError(
-            f"{training.separation} cohorts of {training.participants} in a row are more than {clients} clients",
+            f"{training.separation} cohorts of {participants} in a row are more than {clients} clients",
             field="training.separation",
-            hint=f"ask for at most {clients // training.participants}",
+            hint=f"ask for at most {clients // participants}",
         )
 
 
@@ -137,7 +149,7 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         require_needs(_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
         if kind.has_protocol:
             require_needs(_SHARED_IN_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
-            _check_shares_in_protocol(method, config.training.participants)
+            _check_shares_in_protocol(method, config.participants)
     repairing = config.protocol.dropout > 0.0 and config.protocol.mode == "repair"
     if repairing and distortion is not None and not distortion.additive:
         raise ConfigError(
@@ -176,7 +188,7 @@ def _located(error: ConfigError) -> ConfigError:
 
 def _check_threshold(threshold: int | None, config: Config) -> None:
     """A sum that is opened must hold the noise of someone honest."""
-    participants, colluders = config.training.participants, config.privacy.colluders
+    participants, colluders = config.participants, config.privacy.colluders
     if threshold is not None and not colluders < threshold <= participants:
         why = f"{threshold} uploads of {participants} participants"
         if threshold <= colluders:

@@ -83,7 +83,7 @@ class Federation:
             plan=plan,
             rounds=plan.planned_rounds + plan.closing if carries else config.rounds,
             # Two honest ones. What a small round costs is bounded by mu.
-            participants=config.training.participants if carries else plan.colluders + 2,
+            participants=config.participants if carries else plan.colluders + 2,
             mode=config.protocol.mode,
             coordinates=self.inputs.layout.size + (self.adaptive is not None),
             grid_bits=config.protocol.grid_bits,
@@ -106,7 +106,7 @@ class Federation:
         return choose_participants(
             number,
             sampling=self.sampling,
-            size=self.config.training.participants,
+            size=self.config.participants,
             eligible=np.ones(self.inputs.clients.sizes.size, dtype=bool) if eligible is None else eligible,
             stream=self.stream.child("participants"),
             resting=history[max(len(history) - self.plan.separation + 1, 0) :],

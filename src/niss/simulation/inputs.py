@@ -158,8 +158,11 @@ def gather(
     if model is None:
         raise ConfigError("is missing", field="model", hint="your own data needs your own model")
     if len(clients) != config.clients:
-        participants = min(config.training.participants, len(clients))
-        config = with_overrides(config, {"data.clients": len(clients), "training.participants": participants})
+        count = {"data.silos": len(clients)}
+        if config.data.silos is None:
+            participants = min(config.participants, len(clients))
+            count = {"data.clients": len(clients), "training.participants": participants}
+        config = with_overrides(config, count)
     module = _own_module(model, SimStream(config.seed).child("model"))
     return config, Inputs(
         clients, test_examples, module, {"source": "given", "sizes": clients.sizes.tolist()}
@@ -238,7 +241,7 @@ def _deal_out(dataset: Dataset, config: Config, stream: SimStream) -> list[NDArr
     if dataset.owners is None or config.split != "natural":
         # The settings of the section are the arguments of `partition`, name by name.
         settings = vars(config.data) | {"split": config.split, "clients": config.clients}
-        del settings["dataset"]
+        del settings["dataset"], settings["silos"]
         return partition(dataset.train_labels, stream=stream, **settings)
     return partition_by_owner(
         dataset.owners, clients=config.clients, stream=stream, most=config.data.samples_per_client

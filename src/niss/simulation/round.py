@@ -70,7 +70,7 @@ def begin_round(
         clients.sizes[participants],
         rule=training.weights,
         cap=training.size_cap,
-        expected=training.participants if federation.sampling == "poisson" else None,
+        expected=federation.config.participants if federation.sampling == "poisson" else None,
     )
     round_plan = None
     if not federation.exchange.real:

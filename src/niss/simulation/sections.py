@@ -50,6 +50,13 @@ class DataConfig:
             "split are drawn at random."
         ),
     ] = None
+    silos: Annotated[
+        Annotated[int, Ge(2)] | None,
+        Doc(
+            "Number of organisations, in place of `clients`: they are all clients there are, and take part in every "
+            "round."
+        ),
+    ] = None
     samples_per_client: Annotated[
         Count | None,
         Doc(
@@ -61,6 +68,21 @@ class DataConfig:
     alpha: Annotated[
         Positive, Doc('Concentration of `split = "dirichlet"`: small gives a class to few clients.')
     ] = 0.5
+    size_ratio: Annotated[
+        Annotated[float, Ge(1)],
+        Doc(
+            "Samples of the largest client over those of the smallest, in equal steps of proportion between them; with "
+            "`iid` or `shards`."
+        ),
+    ] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.silos is not None and self.clients is not None:
+            raise ConfigError(
+                f"there are {self.silos} silos, and they are the clients",
+                field="clients",
+                hint="leave it out, or leave out silos",
+            )
 
 
 @settings
@@ -103,7 +125,10 @@ class ModelConfig:
 class TrainingConfig:
     """How clients are chosen and what they do with their data."""
 
-    participants: Annotated[int, Ge(2), Doc("Clients that take part in a round.")] = 200
+    participants: Annotated[
+        Annotated[int, Ge(2)] | None,
+        Doc("Clients that take part in a round; none: 200, or all where they are silos."),
+    ] = None
     sampling: Annotated[
         Sampling,
         Doc(
