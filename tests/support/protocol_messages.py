@@ -17,6 +17,7 @@ from niss.protocol.messages import (
     Participant,
     Prekey,
     PreviousRound,
+    RecordTerms,
     Refusal,
     Reveal,
     RevealRequest,
@@ -93,6 +94,9 @@ def examples() -> dict[str, Message]:
         "RoundOpen": RoundOpen(example_terms(), everyone, beacon, signature),
         "CarriedOpen": RoundOpen(
             carrying, everyone, beacon, signature, RoundCohorts(example_cohort("after"), previous)
+        ),
+        "RecordOpen": RoundOpen(
+            replace(example_terms(), records=RecordTerms(0.05, 3000.0)), everyone, beacon, signature
         ),
         "Upload": Upload(
             context,

@@ -23,7 +23,17 @@ from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.curve import SecretBytes
 from niss.protocol.keys import link_of
-from niss.protocol.messages import Beacon, CarryTerms, Participant, Reveal, RoundOpen, Terms, Upload, encode
+from niss.protocol.messages import (
+    Beacon,
+    CarryTerms,
+    Participant,
+    RecordTerms,
+    Reveal,
+    RoundOpen,
+    Terms,
+    Upload,
+    encode,
+)
 from niss.protocol.repair import recover
 from niss.protocol.shares import EdgeKeys, derive_seed
 from support.protocol_round import Federation, resigned
@@ -262,6 +272,9 @@ def spoilt(terms: Terms, name: str) -> list[Any]:
         return [b"", b"\0", bytes(16), bytes(255), bytes(256)]
     if isinstance(value, str):
         return ["", "none", "tolerate", "repair"]
+    if name == "records":
+        numbers = (0.0, 1e-300, 0.5, 1.0, float(SIZE), 1e300, math.nan)
+        return [RecordTerms(*pair) for pair in itertools.product(numbers, repeat=2)]
     if value is None:
         return [CarryTerms(bytes(32), amount) for amount in (0.0, 1.0, 1e300)]
     others = [getattr(terms, field.name) for field in fields(terms)]

@@ -273,7 +273,7 @@ def _worst_mu(agreed: Agreed, colluders: int, relation: str, failure: float) -> 
         variance = min(variance, residual + mask)
     if variance <= 0.0:
         return math.inf
-    mu = RELATIONS[relation] * terms.clip / size / math.sqrt(variance)
+    mu = RELATIONS[relation] * terms.clip / terms.divisor(size) / math.sqrt(variance)
     shares = 2.0 * terms.unit_variance * float(graph.weights.max()) * float(graph.degrees.max())
     apart = shares / residual if residual > 0.0 else math.inf
     return mu if apart < _FAR_APART else mu * (1.0 + graph.size * sys.float_info.epsilon * apart)
@@ -296,7 +296,7 @@ def upload_mu(terms: Terms, participants: int, relation: str) -> float:
     A self-mask, which a repair takes out again, is not counted.
     """
     mu = marginal_mu(
-        client_sensitivity(1.0 / participants, terms.clip, relation),
+        client_sensitivity(1.0 / terms.divisor(participants), terms.clip, relation),
         unit_variance=terms.unit_variance,
         sent=terms.neighbours,
         received=terms.neighbours,

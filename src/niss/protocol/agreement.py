@@ -30,6 +30,8 @@ from niss.protocol.messages import Participant, PreviousRound, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
 
 IntArray = NDArray[np.int64]
+# So many grid steps of each of 2^31 records still add up in 64 bits.
+_LARGEST_RECORD = 2.0**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,7 @@ class Agreed:
             each += 2.0 * carrying.unit_variance * size
             rounded += 2 * size
         return self.grid.check_fits(
-            clip_sum=terms.clip,
+            clip_sum=terms.bound * (size / terms.divisor(size)),
             deviation_sum=math.sqrt(size * each),
             coordinates=terms.coordinates,
             clients=size * rounded,
@@ -365,12 +367,27 @@ def _check_numbers(terms: Terms) -> None:
             raise RemoteProtocolError(f"{name} must not be negative")
     if terms.carrying is not None and not 0.0 <= terms.carrying.unit_variance < math.inf:
         raise RemoteProtocolError("the variance of carried shares must be finite and not negative")
+    if (records := terms.records) is None:
+        return
+    if not (0.0 < records.batch <= 1.0 and 0.0 < records.divisor < math.inf):
+        raise RemoteProtocolError(
+            "a record is in a batch with a probability above 0, and sums are divided by more than 0"
+        )
+    if terms.carrying is not None:
+        raise RemoteProtocolError("a round that hides records carries no noise to the next")
 
 
 def _check_terms(terms: Terms, graph: ShareGraph) -> None:
     """Refuse what cannot be carried out, before anyone is charged for it."""
     if terms.grid_bits > MAX_BITS:
         raise RemoteProtocolError(f"the grid has {terms.grid_bits} bits; at most {MAX_BITS} are possible")
+    if (
+        terms.records is not None
+        and not terms.clip / terms.records.divisor * 2.0**terms.grid_bits <= _LARGEST_RECORD
+    ):
+        raise RemoteProtocolError(
+            f"a record may be more than {_LARGEST_RECORD:g} grid steps long", hint="use fewer grid bits"
+        )
     carried = 0.0 if terms.carrying is None else terms.carrying.unit_variance
     share = float(graph.weights.max()) * terms.unit_variance
     largest = max(terms.residual_variance, terms.self_variance, share, carried)
@@ -398,10 +415,10 @@ def participants_hash(participants: tuple[Participant, ...]) -> bytes:
 
 
 def terms_hash(terms: Terms) -> bytes:
-    """Commits to every term, field by field, each after a letter for its type; what is not carried leaves no trace."""
+    """Commits to every term, field by field, each after a letter for its type; what is None leaves no trace."""
     state = hashlib.sha256(b"niss.terms.v1")
-    *plain, carrying = astuple(terms)
-    for value in (*plain, *(carrying or ())):
+    *plain, carrying, records = astuple(terms)
+    for value in (*plain, *(carrying or ()), *(records or ())):
         if isinstance(value, bytes | str):
             raw = value if isinstance(value, bytes) else value.encode()
             state.update(b"b" + struct.pack("<Q", len(raw)) + raw)

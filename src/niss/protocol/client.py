@@ -14,7 +14,6 @@ with the same shares is free of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from niss.checks import PLANNED
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import committee
@@ -37,7 +35,6 @@ from niss.protocol.messages import (
     Reveal,
     RevealRequest,
     RoundOpen,
-    Terms,
     Upload,
     decode,
     encode,
@@ -304,7 +301,7 @@ class Client:
         if schedule is not None and terms.round >= schedule.horizon:
             return np.zeros(terms.coordinates, dtype=np.int64)
         weighted = clip_l2(update.astype(np.float64, copy=False), terms.clip)
-        weighted /= len(agreed.participants)
+        weighted /= terms.divisor(len(agreed.participants))
         return round_update(agreed, weighted, entropy)
 
     @property
@@ -377,29 +374,15 @@ class Client:
     def _check_round(self, opened: RoundOpen) -> tuple[Agreed, int]:
         """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat.
 
-        Signature, replay of an attempt, too many rounds or attempts, mode, clip, number of participants, the list of
-        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps; with carried shares also the
+        Signature, replay of an attempt, terms that its policy does not allow, number of participants, the list of them,
+        the beacon, terms that cannot be carried out, a grid on which the sum wraps; with carried shares also the
         schedule, and the rounds before and after.
         """
         policy, terms = self.policy, opened.terms
         verify(policy.server, "open", signed_part(opened), opened.signature)
         if self._memory.answered(terms.run, terms.round, terms.attempt):
             raise RemoteProtocolError(f"round {terms.round}, attempt {terms.attempt} was answered before")
-        if policy.rounds is not None and terms.round >= policy.rounds:
-            raise RemoteProtocolError(
-                f"round {terms.round} of a run that has {policy.rounds}, counted from 0",
-                hint="start a new run",
-            )
-        if terms.attempt >= policy.attempts:
-            raise RemoteProtocolError(
-                f"attempt {terms.attempt} of a round; this client allows only {policy.attempts}, counted from 0"
-            )
-        if terms.mode not in policy.modes:
-            raise RemoteProtocolError(f"mode {terms.mode!r} is not accepted by this client")
-        if not 0.0 < terms.clip <= policy.clip:
-            raise RemoteProtocolError(
-                f"the clip of {terms.clip:g} is not above 0, or exceeds the {policy.clip:g} this client accepts"
-            )
+        policy.check_terms(terms)
         size, cohorts = len(opened.participants), None
         if policy.schedule is not None:
             cohorts = policy.schedule.check_round(opened, self._memory.last.get(terms.run.hex(), (None,))[0])
@@ -407,7 +390,7 @@ class Client:
             raise RemoteProtocolError(
                 "the round carries noise, but this client has agreed to no schedule for it"
             )
-        self._check_shares(terms, size)
+        policy.check_shares(terms, size)
         if size < policy.participants:
             raise RemoteProtocolError(
                 f"the round has {size} participants; this client requires at least {policy.participants} "
@@ -432,20 +415,6 @@ class Client:
                 f"the sum would not fit the grid: {error.message}", hint=error.hint
             ) from None
         return agreed, seat
-
-    def _check_shares(self, terms: Terms, size: int) -> None:
-        """Refuse a round without shares, which is not this protocol, and shares other than those of the plan."""
-        if not terms.unit_variance > 0.0:
-            raise RemoteProtocolError("the terms have no noise shares", hint="set unit_variance above 0")
-        wanted = self.policy.strength
-        if wanted is None:
-            return
-        # The square root first, so that no terms overflow.
-        found = math.sqrt(terms.unit_variance) * size / terms.clip * math.sqrt(terms.neighbours)
-        if not math.isclose(found, math.sqrt(wanted), rel_tol=PLANNED):
-            raise RemoteProtocolError(
-                "the noise shares are not as strong as the plan says", hint="use the kappa of the plan"
-            )
 
     def _find_seat(self, opened: RoundOpen) -> int:
         """Where this client sits, in a list without strangers and with a prekey of its own that is still unused."""

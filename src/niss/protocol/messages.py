@@ -29,6 +29,7 @@ Each message is one string of bytes, compact, versioned and canonical, so that a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -60,6 +61,8 @@ POINT_BYTES, PROOF_BYTES = 32, 48
 NARROWEST, WIDEST = 16, 64
 """Bits of a modulus."""
 
+# How unlikely it is that more records are in a batch than sums have room for: e to the minus that.
+_TAIL = 30.0
 _everyone: Bound = attrgetter("max_participants")
 
 
@@ -112,6 +115,26 @@ class CarryTerms:
 
 
 @dataclass(frozen=True)
+class RecordTerms:
+    """How single records are hidden instead of whole clients: what a client sends is a sum over some of its records.
+
+    batch    q, the probability with which each record is in that sum, drawn in secret by its client
+    divisor  what the sum over all clients is divided by: q times the records of all, as planned
+    """
+
+    batch: float
+    divisor: float
+
+    @property
+    def most(self) -> float:
+        """So many records of one client are in a batch, but for probability `e^-30`, if all records are its own.
+
+        `P(X >= l + x) <= exp(-x^2 / (2 l + 2 x / 3))` for a sum X of coins with the mean l (Bernstein).
+        """
+        return self.divisor + _TAIL / 3.0 + math.sqrt(_TAIL**2 / 9.0 + 2.0 * _TAIL * self.divisor)
+
+
+@dataclass(frozen=True)
 class Terms:
     """What all participants of a round must agree on; bound into every seed.
 
@@ -121,7 +144,7 @@ class Terms:
     coordinates             length of an update
     grid_bits               updates and noise are multiples of 2^-grid_bits
     modulus_bits            and are added modulo 2^modulus_bits
-    clip                    largest L2 norm of an update
+    clip                    largest L2 norm of an update, or of what one record adds to it (`records`)
     neighbours              unit shares that each client sends
     unit_variance           variance of a unit share, an entry
     residual_variance       of the noise that stays in the sum, a client
@@ -129,8 +152,9 @@ class Terms:
     revealed, dropped       most edges of a client that may be revealed, most clients that may drop out
     committee, threshold    how many members repair the round, and how many of them it takes; 0 in mode `tolerate`
     carrying                how noise is carried from round to round; None: it is not
+    records                 how single records are hidden; None: whole clients are
 
-    Variances are those of an upload `p_k x_k` with `p_k = 1 / participants`, in its own units.
+    Variances are those of an upload `p_k x_k` with `p_k = 1 / divisor`, in its own units.
     """
 
     run: Annotated[bytes, Blob(RUN_BYTES, low=1)]
@@ -150,6 +174,16 @@ class Terms:
     committee: Headcount
     threshold: Headcount
     carrying: CarryTerms | None = None
+    records: RecordTerms | None = None
+
+    def divisor(self, participants: int) -> float:
+        """What the sum of all updates is divided by: the participants, where whole clients are hidden."""
+        return float(participants) if self.records is None else self.records.divisor
+
+    @property
+    def bound(self) -> float:
+        """No entry of an update is larger: sums must have room for it. It has no part in what a round costs."""
+        return self.clip if self.records is None else self.clip * self.records.most
 
     @classmethod
     def of_noise(cls, noise: Noise, **others: Any) -> Terms:

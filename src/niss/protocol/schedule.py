@@ -22,6 +22,7 @@ The noise of such a run is one chain over all rounds. What a server could do to 
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from functools import cached_property
 from sys import float_info
 from typing import Any, get_type_hints
 
+from niss.checks import PLANNED
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism.grid import MAX_BITS
 from niss.mechanism.noise import Noise
@@ -272,7 +274,8 @@ class Policy:
     attempts        how often a round may be tried
     mu              most it spends on one round
     clip            largest clip it accepts
-    strength        what the shares of a client must amount to, `neighbours * unit_variance * (participants / clip)^2`,
+    batch           largest probability with which a record is in a batch; None: rounds hide whole clients alone
+    strength        what the shares of a client must amount to, `neighbours * unit_variance * (divisor / clip)^2`,
                     where a plan fixes it (its kappa, in units of the update); None: any, for the charge says what
     modes           how dropouts may be handled
     server, holder  identities of the server and of the beacon's holder
@@ -297,4 +300,47 @@ class Policy:
     strength: float | None = None
     rounds: int | None = None
     first_prekey: int = 0
+    batch: float | None = None
     schedule: Schedule | None = None
+
+    def check_terms(self, terms: Terms) -> None:
+        """Refuse (`RemoteProtocolError`) too many rounds or attempts, and a mode, clip or batch that is not allowed."""
+        if self.rounds is not None and terms.round >= self.rounds:
+            raise RemoteProtocolError(
+                f"round {terms.round} of a run that has {self.rounds}, counted from 0",
+                hint="start a new run",
+            )
+        if terms.attempt >= self.attempts:
+            raise RemoteProtocolError(
+                f"attempt {terms.attempt} of a round; this client allows only {self.attempts}, counted from 0"
+            )
+        if terms.mode not in self.modes:
+            raise RemoteProtocolError(f"mode {terms.mode!r} is not accepted by this client")
+        if not 0.0 < terms.clip <= self.clip:
+            raise RemoteProtocolError(
+                f"the clip of {terms.clip:g} is not above 0, or exceeds the {self.clip:g} this client accepts"
+            )
+        if (terms.records is None) != (self.batch is None):
+            hidden = "whole clients, not single records" if terms.records is None else "single records"
+            raise RemoteProtocolError(
+                f"the round hides {hidden}, and this client has agreed to something else"
+            )
+        if terms.records is not None and not terms.records.batch <= (self.batch or 0.0):
+            raise RemoteProtocolError(
+                f"records are in a batch with probability {terms.records.batch:g}; this client allows {self.batch:g}"
+            )
+
+    def check_shares(self, terms: Terms, size: int) -> None:
+        """Refuse a round without shares, which is not this protocol, and shares other than those of the plan."""
+        if not terms.unit_variance > 0.0:
+            raise RemoteProtocolError("the terms have no noise shares", hint="set unit_variance above 0")
+        wanted = self.strength
+        if wanted is None:
+            return
+        # The square root first, so that no terms overflow.
+        divisor = terms.divisor(size)
+        found = math.sqrt(terms.unit_variance) * divisor / terms.clip * math.sqrt(terms.neighbours)
+        if not math.isclose(found, math.sqrt(wanted), rel_tol=PLANNED):
+            raise RemoteProtocolError(
+                "the noise shares are not as strong as the plan says", hint="use the kappa of the plan"
+            )

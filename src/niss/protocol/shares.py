@@ -129,11 +129,11 @@ class EdgeKeys(Secret):
 
 
 def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy) -> Steps:
-    """`p_k x_k` in grid steps, rounded at random, of norm at most `clip / participants`.
+    """`p_k x_k` of a client in grid steps, rounded at random, of norm at most `clip / divisor`.
 
     The coins are fresh and for this upload alone: no noise is drawn from their stream.
     """
-    bound = Fraction(agreed.terms.clip) / len(agreed.participants)
+    bound = Fraction(agreed.terms.clip) / Fraction(agreed.terms.divisor(len(agreed.participants)))
     return round_randomly(agreed.grid, weighted, bound, SecretStream.fresh(entropy))
 
 
