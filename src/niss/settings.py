@@ -175,6 +175,8 @@ def to_values(value: Any) -> dict[str, Any]:
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 # More are not looked at: JSON of a stranger may have any number of them.
 _MOST_FAULTS = 100
+# Digits or letters of a wrong value that are repeated to its author.
+_MOST_SHOWN = 200
 
 
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
@@ -220,8 +222,16 @@ def _fault(field: str, problems: list[ErrorDetails], root: type[Any]) -> ConfigE
     if first["type"] == "missing":
         return ConfigError("is missing", field=field)
     if isinstance(value, str | int | float | bool):
-        message += f" (got {value!r})"
+        message += f" (got {_shown(value)})"
     return ConfigError(message, field=field or None, hint=hint)
+
+
+def _shown(value: str | float) -> str:
+    """A value as the user wrote it, as far as it is not too long to be read; Python writes no number of any length."""
+    if isinstance(value, int) and value.bit_length() > 4 * _MOST_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _field_name(location: tuple[int | str, ...]) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from niss.methods.look import SERIES
 from niss.report.svg import MOST_BANDS
 from niss.settings import described
 from niss.simulation.inputs import sample_spec
+from niss.ui import app as ui_app
 from niss.ui.pages import digits, duration
 from ui.conftest import cli_plan, get, play_round, serving, write_run
 
@@ -97,6 +101,81 @@ def test_a_fault_is_explained(server: str, question: dict[str, Any], said: str) 
     assert answer.status == 422
     fault = answer.json()
     assert said in (fault["hint"] if said == "lower it" else f"{fault['field']}: {fault['message']}")
+
+
+# Huge, negative, not a number, empty, very long.
+ODD = (
+    "1" + 18 * "0",
+    "1" + 400 * "0",
+    "1" + 5000 * "0",
+    "1e308",
+    "1e-320",
+    "-1",
+    "nan",
+    "inf",
+    "",
+    9000 * "x",
+)
+
+
+@pytest.mark.parametrize("base", [{"participants": 20}, CARRIED], ids=["alone", "carried"])
+@pytest.mark.parametrize("name", [field.name for field in fields(PlanQuestion)])
+def test_no_value_of_a_query_is_an_error_of_the_server(server: str, name: str, base: dict[str, Any]) -> None:
+    for odd in ODD:
+        answer = get(server, "/api/plan", base | {name: odd})
+        assert answer.status in (200, 422), odd
+        assert answer.status == 200 or answer.json()["message"]
+        assert odd == "1e-320" or answer.status == 422 or name in ("clients", "neighbours"), odd
+
+
+def test_a_setting_that_is_given_twice_is_refused(server: str) -> None:
+    answer = get(server, "/api/plan?participants=20&epsilon=1&epsilon=8")
+    assert (answer.status, answer.json()["field"]) == (422, "epsilon")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"participants": 200, "tau2": 0},
+        {"participants": 200, "dropout": 1e-320},
+        {"participants": 1_000_000_000, "epsilon": 1e-6, "clip": 1e-9, "kappa": 1e6, "rounds": 1_000_000},
+        {"participants": 2, "epsilon": 1e6, "clip": 1e9, "kappa": 1e-6, "tau2": 1e9, "parameters": 10**15},
+        CARRIED | {"participants": 2, "clients": 1_000_000_000},
+        CARRIED | {"epsilon": 1e-6, "clip": 1e-9, "kappa": 1e6},
+        CARRIED | {"epsilon": 1e6, "clip": 1e9, "dropout": 0.999},
+    ],
+)
+def test_the_ends_of_all_ranges_have_a_plan(server: str, question: dict[str, Any]) -> None:
+    assert get(server, "/api/plan", question).status == 200
+
+
+def test_plans_that_take_long_keep_nobody_waiting(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but one turn are taken: another question is answered. With the last one taken it is turned away."""
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(question: PlanQuestion) -> dict[str, Any]:
+        if question.participants >= 900:
+            begun.release()
+            assert go_on.wait(60)
+        return {"asked": question.participants}
+
+    monkeypatch.setattr(ui_app, "answer", slow)
+    monkeypatch.setattr(ui_app, "_LONGEST_WAIT", 0.05)
+    with ThreadPoolExecutor(ui_app._PLANS_AT_ONCE) as others:
+        try:
+            sent = []
+            for number in range(ui_app._PLANS_AT_ONCE):
+                assert get(server, "/api/plan", {"participants": 10}).json() == {"asked": 10}
+                sent.append(others.submit(get, server, "/api/plan", {"participants": 900 + number}))
+                assert begun.acquire(timeout=60)
+            turned_away = get(server, "/api/plan", {"participants": 10})
+            assert turned_away.status == 503
+            assert "ask again" in turned_away.json()["hint"]
+            assert get(server, "/api/runs").status == 200
+        finally:
+            go_on.set()
+        assert {answer.result().status for answer in sent} == {200}
+    assert get(server, "/api/plan", {"participants": 10}).status == 200
 
 
 def test_the_runs_are_listed_with_how_far_they_have_come(server: str, runs: Path) -> None:

@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
 from niss.errors import ConfigError
-from niss.settings import Count, NotNegative, OneOf, Positive, Probability, Share, Whole, settings
+from niss.settings import Count, OneOf, Positive, Probability, Share, Whole, settings
 
 if TYPE_CHECKING:
     from niss.accounting.planner import CarriedForecast, PlanForecast
@@ -26,6 +26,12 @@ Pattern = Literal["cyclic", "any"]
 Mode = Annotated[Literal["tolerate", "repair"], Doc("What happens to the noise of clients that drop out.")]
 Dropout = Annotated[Share, Doc("Probability with which each participant drops out of a round.")]
 
+# What a planner is asked of: within these ranges every question is answered, or refused in words, in seconds. Beyond
+# them squares and quotients leave the range of a double, or a run would be worked out round by round for hours.
+_Clients = Annotated[int, Ge(1), Le(1_000_000_000)]
+_Rounds = Annotated[int, Ge(1), Le(1_000_000)]
+_Amount = Annotated[float, Ge(1e-9), Le(1e9)]
+_MOST_CARRIED_ROUNDS = 5_000
 # What has no meaning where noise is carried, and why; and what has none elsewhere.
 _WITHIN_A_ROUND = {
     "neighbours": "the plan is for rounds in which everyone shares noise with everyone",
@@ -186,27 +192,30 @@ class PlanQuestion:
     goal                 least noise on average over the rounds (`mean`) or in the last model (`final`)
     """
 
-    participants: Annotated[Annotated[int, Ge(2)], Doc("Clients in a round.")]
+    participants: Annotated[Annotated[int, Ge(2), Le(1_000_000_000)], Doc("Clients in a round.")]
     neighbours: Annotated[Annotated[float, Ge(1)] | None, Doc("Unit shares each sends; none: enough.")] = None
-    clip: Annotated[Positive, Doc("L2 bound on a client's update.")] = 1.0
-    epsilon: Annotated[Positive, Doc("Target over all participations.")] = 3.0
+    clip: Annotated[_Amount, Doc("L2 bound on a client's update.")] = 1.0
+    epsilon: Annotated[Annotated[float, Ge(1e-6), Le(1e6)], Doc("Target over all participations.")] = 3.0
     delta: Annotated[Probability, Doc("Target over all participations.")] = 1e-5
-    rounds: Annotated[Count | None, Doc("Rounds of the whole training.")] = None
-    participations: Annotated[Count | None, Doc("Rounds one client takes part in; none: all.")] = None
+    rounds: Annotated[_Rounds | None, Doc("Rounds of the whole training.")] = None
+    participations: Annotated[_Rounds | None, Doc("Rounds one client takes part in; none: all.")] = None
     collusion: Annotated[Share, Doc("Share of participants that collude with the server.")] = 0.0
     dropout: Dropout = 0.0
     mode: Mode = "tolerate"
-    kappa: Annotated[Positive | None, Doc("Strength of the shares; none: the cheapest.")] = None
-    tau2: Annotated[NotNegative | None, Doc("Ask what this distortion promises.")] = None
+    kappa: Annotated[
+        Annotated[float, Ge(1e-6), Le(1e6)] | None, Doc("Strength of the shares; none: the cheapest.")
+    ] = None
+    tau2: Annotated[Annotated[float, Ge(0), Le(1e9)] | None, Doc("Ask what this distortion promises.")] = None
     relation: Annotated[Relation, Doc("Neighbouring updates.")] = "zero-out"
     parameters: Annotated[
-        Count | None, Doc("Size of the model: say whether it can learn anything under this noise.")
+        Annotated[int, Ge(1), Le(10**15)] | None,
+        Doc("Size of the model: say whether it can learn anything under this noise."),
     ] = None
     carry: Annotated[bool, Doc("Carry noise shares to the next round, where they are taken out again.")] = (
         False
     )
     clients: Annotated[
-        Count | None, Doc("All clients, where noise is carried; rounds are filled from them in turn.")
+        _Clients | None, Doc("All clients, where noise is carried; rounds are filled from them in turn.")
     ] = None
     pattern: Annotated[
         Pattern,
@@ -214,10 +223,10 @@ class PlanQuestion:
     ] = "cyclic"
 
     # What Python alone can ask of a run that carries noise.
-    separation: Count | None = None
+    separation: _Rounds | None = None
     closing: bool = False
-    carried_to_residual: NotNegative | None = None
-    declared_dropped: Whole | None = None
+    carried_to_residual: Annotated[float, Ge(0), Le(1e9)] | None = None
+    declared_dropped: Annotated[int, Ge(0), Le(1_000_000_000)] | None = None
     goal: Literal["mean", "final"] = "mean"
 
     def __post_init__(self) -> None:
@@ -239,6 +248,12 @@ class PlanQuestion:
                     field=name,
                     hint="for example 100 rounds, 1000 clients",
                 )
+        if self.carry and (self.rounds or 0) > _MOST_CARRIED_ROUNDS:
+            raise ConfigError(
+                f"carried shares are planned for at most {_MOST_CARRIED_ROUNDS} rounds, not {self.rounds}",
+                field="rounds",
+                hint="plan a shorter run; without carried shares there may be more rounds",
+            )
         if self.rounds is not None and self.participations is not None and self.participations > self.rounds:
             raise ConfigError(
                 f"{self.participations} participations do not fit into {self.rounds} rounds",

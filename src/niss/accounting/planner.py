@@ -375,7 +375,9 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
     dropped = question.declared_dropped
     if dropped is None:
         dropped = most_dropped(size, dropout, (1.0 - GRID_SHARE) * question.delta) if repaired else 0
+    # Who stays out for longer than the run takes part once, as it does where it stays out for all of it.
     apart = _separation(size, question.clients, question.separation, question.pattern)
+    apart = min(apart, max(question.rounds, 2))
     plan = Plan(
         method="niss-carried",
         graph="complete",

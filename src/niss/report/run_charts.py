@@ -36,6 +36,8 @@ _STEPS: dict[str, Any] = {
     **{"across": "Round", "head": "Round", "least": 0.0, "start": 0.0, "step": True, "values": "claim"}
 }
 _WORST, _MEDIAN = Look(SERIES[1], ""), Look(SERIES[0], "", DOTTED)
+# A smaller part of the noise would press the rest of a logarithmic axis together.
+_LEAST_PART = 1e-6
 # The method that leaves the noise of each curve over the rounds; no method reaches the best correlated noise.
 _OVER_ROUNDS = {
     "noise_central": ("trusted server, fresh noise", "central-dp"),
@@ -242,7 +244,7 @@ def _kappa_chart(plan: Mapping[str, Any]) -> Curves:
     """
     curve, kappa, chosen = plan["curve"], plan["kappa"], plan["aggregate_variance_ratio_to_central"]
     parts = {"total": "NISS, all noise"}
-    if plan["dropout_part"]:
+    if plan["dropout_part"] > _LEAST_PART * chosen:
         parts |= {"residual": "by design", "dropout": "left by dropped clients"}
     kappas = [point["kappa"] for point in curve]
     series = [

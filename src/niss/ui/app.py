@@ -34,7 +34,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niss.accounting import PlanQuestion
-from niss.errors import NissError, RunFolderError
+from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.settings import check
 from niss.tracker.serve import TidyServer, address, listen
@@ -61,6 +61,8 @@ _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _PAGES = {"/": "planner", "/runs": "runs", "/live": "live"}
 # The status of an answer that nobody reads: the browser has gone on to another question.
 _NOBODY_WAITS = 499
+# Plans that are worked out at once, each for a few seconds at most, and for how many a question waits for its turn.
+_PLANS_AT_ONCE, _LONGEST_WAIT = 3, 5.0
 # A report of a long run takes its time.
 _UNANSWERED_SECONDS = 3600.0
 
@@ -117,16 +119,25 @@ def _serve_files(app: FastAPI) -> None:
 
 
 def _serve_plans(app: FastAPI) -> None:
-    # One plan at a time: whoever moves a slider quickly asks often, and only the last answer is needed.
-    turn = asyncio.Lock()
+    # Few at a time: whoever moves a slider quickly asks often, and only the last answer is needed.
+    turns = asyncio.Semaphore(_PLANS_AT_ONCE)
 
     @app.get("/api/plan")
     async def plan(request: Request) -> Response:
-        question = check(PlanQuestion, dict(request.query_params))
-        async with turn:
+        asked = request.query_params
+        if twice := [name for name in asked if len(asked.getlist(name)) > 1]:
+            raise ConfigError("is given more than once", field=twice[0], hint="give every setting once")
+        question = check(PlanQuestion, dict(asked))
+        try:
+            await asyncio.wait_for(turns.acquire(), _LONGEST_WAIT)
+        except TimeoutError:
+            return _fault(503, "other plans are being worked out", "ask again in a few seconds")
+        try:
             if await request.is_disconnected():
                 return Response(status_code=_NOBODY_WAITS)
             return JSONResponse(await run_in_threadpool(answer, question))
+        finally:
+            turns.release()
 
 
 def _serve_runs(app: FastAPI, folders: RunFolders) -> None:

@@ -138,8 +138,8 @@ def duration(seconds: float | None) -> str:
 
 def log_place(value: float, low: float, high: float) -> str:
     """Where a value lies between two others on a logarithmic line, in percent of its length."""
-    share = math.log(value / low) / math.log(max(high / low, 1.0001))
-    return f"{100 * min(1.0, max(0.0, share)):.2f}%"
+    share = math.log(max(value, low) / low) / math.log(max(high / low, 1.0001))
+    return f"{100 * min(1.0, share):.2f}%"
 
 
 _TEMPLATES = environment("niss.ui", "assets")
@@ -161,7 +161,7 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
     """
     if question.carry and question.rounds is not None and question.rounds > MOST_ROUNDS:
         many = f"this page plans carried shares for at most {MOST_ROUNDS} rounds, not {question.rounds}"
-        raise ConfigError(many, field="rounds", hint="`niss plan --carry` takes its time, and any number")
+        raise ConfigError(many, field="rounds", hint="`niss plan --carry` takes its time for more")
     planned = question.forecast()
     values = question.to_json(planned)
     run_command = None
