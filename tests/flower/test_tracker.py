@@ -59,8 +59,8 @@ class Service:
         self.start()
 
     def grid(self, nodes: int = 6, **config) -> FakeGrid:
-        """Nodes that pin its holder."""
-        return FakeGrid(nodes, **{"niss-holder": self.holder, **config})
+        """Nodes that pin its address and its holder."""
+        return FakeGrid(nodes, **{"niss-tracker": self.url, "niss-holder": self.holder, **config})
 
     @property
     def holder(self) -> str:
@@ -167,7 +167,7 @@ def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, 
     from niss.tracker import client
 
     monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.01)
-    grid, strategy = FakeGrid(6), service.strategy()
+    grid, strategy = service.grid(), service.strategy()
 
     def kill(_message: Message) -> None:
         if service.process.running:
@@ -182,7 +182,7 @@ def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, 
 
 
 def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):
-    grid, strategy = FakeGrid(6), service.strategy()
+    grid, strategy = service.grid(), service.strategy()
 
     def lie(body: bytes) -> bytes:
         return replace(read_proposal(body), anchor=bytes(32)).signed(strategy._identity)
@@ -193,7 +193,7 @@ def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):
     assert set(strategy.session.members.left_out.values()) == {"declined: the tracker cannot be used"}
 
 
-def test_an_address_of_the_servers_choice_tells_it_nothing(service, monkeypatch):
+def test_what_is_wrong_with_a_tracker_is_not_told_to_the_server(service, monkeypatch):
     """Whatever is there, or is not: one reason. Before, it told a closed port from a web server from a tracker."""
     from niss.tracker import client
 
@@ -209,7 +209,7 @@ def test_an_address_of_the_servers_choice_tells_it_nothing(service, monkeypatch)
         "nonsense",
         service.url,  # There is a tracker, but it does not know the run.
     ):
-        grid, strategy = FakeGrid(2), service.strategy()
+        grid, strategy = FakeGrid(2, **{"niss-tracker": address}), service.strategy()
 
         def lie(message: Message, address: str = address, strategy: NissStrategy = strategy) -> Message:
             record = message.content["niss"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol import Refusal, decode
 from niss.protocol import messages as wire
 from niss.session.limits import Budget, Limits
-from niss.session.node import ClientState, MemoryStore
-from niss.session.ports import Request, Stage
+from niss.session.node import ClientState, MemoryStore, Node
+from niss.session.ports import Reply, Request, Stage
 from niss.session.proposal import Proposal, read_proposal
+from niss.tracker.coordinator import NodesTracker
 from session.scene import Scene
 
 PLAN = Plan(
@@ -68,6 +70,33 @@ def test_a_client_without_an_epsilon_of_its_own_joins_no_such_run(plan: Plan, wh
     with pytest.raises(RemoteProtocolError, match=why):
         Limits().check(proposal)
     Limits().check(proposed(replace(PLAN, epsilon=10.0))[1])
+
+
+def test_an_address_that_the_owner_did_not_name_is_not_even_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is there, and whether there is such a name, shows neither in the reason nor in the time it takes."""
+
+    def look_up(*_asked: object, **_named: object) -> None:
+        raise AssertionError("the server's address was looked up")
+
+    for name in ("getaddrinfo", "create_connection"):
+        monkeypatch.setattr(socket, name, look_up)
+    scene, proposal = proposed()
+    reasons = set()
+    for pin in (None, "https://tracker.example:8443"):
+        for address in ("http://127.0.0.1:22", "http://printer.local", "https://10.0.0.1", "ftp://x", "x"):
+            store = MemoryStore()
+            tracker = NodesTracker(store.identity, None, lambda _error: None)
+            body = replace(proposal, tracker=address).signed(scene.identity)
+            reply = Node(store, Limits(tracker=pin), tracker).answer(
+                Request(Stage.ENROL, body, run=proposal.run)
+            )
+            assert isinstance(reply, Reply)
+            refusal = decode(reply.body)
+            assert isinstance(refusal, Refusal)
+            reasons.add(refusal.reason)
+    assert reasons == {"the tracker of this run is not the one this node expects"}
 
 
 def test_an_owner_can_agree_to_a_plan_that_promises_nothing_by_name() -> None:

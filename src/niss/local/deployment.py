@@ -281,6 +281,7 @@ class Deployment:
             "niss-server": self.server_key if pinned else None,
             "niss-coalition": str(self._coalition) if pinned else None,
             "niss-holder": (self._holder or None) if pinned else None,
+            "niss-tracker": self.tracker_address if self.settings.tracker else None,
             "niss-tracker-ca": self._authority if self.settings.tracker else None,
         }
         return _toml_pairs(values | dict(self.settings.node_options.get(number, {})))

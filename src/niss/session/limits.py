@@ -166,7 +166,7 @@ class Limits:
     uncalibrated     whether to join runs whose plan promises nothing, if no epsilon is set
     relation         what must be hidden: `zero-out` or `replace-one`
     modes            how dropouts may be handled
-    tracker          address of the tracker; no other one is spoken to
+    tracker          address of the tracker; no other one is spoken to, and none where it is not set
     tracker_ca       certificate of the authority that signed the tracker's, which must then be an address of https
 
     Raises `ConfigError` for a limit that cannot be kept.
@@ -235,9 +235,9 @@ class Limits:
                 f"the {name} of this run is not the one this node expects",
                 f"compare its key with the node's {PREFIX}{name}",
             )
-        # Before anything is sent there.
+        # Before a name is looked up: how long a node takes to find nobody there would describe its network.
         _require(
-            self.tracker is None or address.rstrip("/") == self.tracker.rstrip("/"),
+            address.rstrip("/") == (self.tracker or "").rstrip("/"),
             _OTHER_TRACKER,
             f"compare its address with the node's {PREFIX}tracker",
         )

@@ -96,7 +96,7 @@ def together(
     relay = Relay(address=HERE, entropy=entropy)
     server = identity or Identity.generate(entropy)
     session = Session(setup, identity=server, coordinator=relay, entropy=entropy)
-    limits = Limits(holder=relay.holder, uncalibrated=True)
+    limits = Limits(holder=relay.holder, tracker=HERE, uncalibrated=True)
     if setup.plan.calibrated and not isinstance(setup.plan.epsilon, tuple):
         limits = replace(limits, epsilon=setup.plan.epsilon, delta=setup.plan.delta)
     return session, Parties(limits, entropy)
