@@ -10,7 +10,11 @@ import niss
 
 def test_public_names_resolve_and_match():
     assert sorted(niss.__all__) == sorted(set(niss.__all__))
-    assert set(niss.__all__) == {"errors", *(name for names in niss._ROOMS.values() for name in names)}
+    assert set(niss.__all__) == {
+        "errors",
+        "records",
+        *(name for names in niss._ROOMS.values() for name in names),
+    }
     for name in niss.__all__:
         assert getattr(niss, name) is not None
     assert dir(niss) == sorted(niss.__all__)
@@ -23,14 +27,17 @@ def test_unknown_names_are_attribute_errors():
 def test_every_room_exports_what_it_lists():
     from importlib import import_module
 
-    for room in ("accounting", "attacks", "data", "learning", "mechanism", "report", "simulation"):
+    for room in ("accounting", "attacks", "data", "learning", "mechanism", "records", "report", "simulation"):
         module = import_module(f"niss.{room}")
         for name in module.__all__:
             assert hasattr(module, name), f"{room}.{name}"
 
 
 def test_accounting_and_import_need_no_torch():
-    code = "import sys, niss, niss.accounting, niss.graph; niss.ShareGraph; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, niss, niss.accounting, niss.graph; niss.ShareGraph, niss.records; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -30,6 +30,7 @@ GROUPS = {
     "Simulate": ("run", "compare", "resume", "RunResult", "Comparison", "write_report"),
     "Settings": ("Config", "make_config", "load_config", "preset"),
     "Plan and account": ("plan", "Plan", "ShareGraph", "effective_variance", "assess", "Statement"),
+    "Hide single records": ("records",),
     "Errors": ("NissError", "errors"),
 }
 _ROW = re.compile(r"^(?P<name>\S.*?)\s{2,}(?P<text>\S.*)$")
@@ -191,9 +192,13 @@ def python_page() -> Iterator[str]:
 def _entry(name: str, found: Any) -> Iterator[str]:
     if inspect.ismodule(found):
         yield markdown(found.__doc__)
+        for inner in getattr(found, "__all__", ()):
+            yield f"#### niss.{name}.{inner}"
+            yield from _entry(f"{name}.{inner}", getattr(found, inner))
         kinds = [one for one in vars(found).values() if inspect.isclass(one) and issubclass(one, Exception)]
         rows = ((f"`{one.__name__}`", str(one.exit_code), _lines(one.__doc__ or "")) for one in kinds)
-        yield _table("Error | Exit code | Meaning", rows)
+        if kinds:
+            yield _table("Error | Exit code | Meaning", rows)
         return
     if name == "Config":
         yield "Its keys are on the page of [settings](settings.md)."

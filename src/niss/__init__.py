@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss import errors
+    from niss import errors, records
     from niss.accounting import Plan, Statement, assess, plan
     from niss.errors import NissError
     from niss.graph import ShareGraph
@@ -66,6 +66,7 @@ __all__ = [
     "make_config",
     "plan",
     "preset",
+    "records",
     "resume",
     "run",
     "write_report",
@@ -73,8 +74,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("niss.errors")
+    if name in ("errors", "records"):
+        return import_module(f"niss.{name}")
     for room, names in _ROOMS.items():
         if name in names:
             value = getattr(import_module(f"niss.{room}"), name)

@@ -1,0 +1,214 @@
+"""Clipped gradients of any torch module: many records at once, each alone.
+
+`torch.func.vmap` computes the gradients of a chunk of records as if each were a batch of one: nothing that the
+module does with its batch can mix two of them. Chunks have one shape. Where a chunk cannot be computed together, since
+the module cannot be stacked or since some record raises an exception, its records are differentiated one after another
+and those that fail contribute zero.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+
+from niss.errors import ConfigError
+from niss.learning.local import FlatLayout, mean_loss, trainable_parameters
+from niss.learning.stackable import as_function
+from niss.records.batches import FloatArray, IntArray
+from niss.records.closed_form import clipped
+from niss.records.refusals import require_no_draws, require_single_records
+
+Entries = dict[str, Tensor]
+# Numbers that a chunk's gradients may have together, and records in a chunk.
+_NUMBERS, _LARGEST = 2**25, 256
+
+
+class ModuleEngine:
+    """The gradients of a module's trained parameters over these records."""
+
+    def __init__(self, module: nn.Module, inputs: Any, labels: Any, loss: Any, chunk: int | None) -> None:
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"must be a torch.nn.Module, LinearRegression or LogisticRegression, not {type(module).__name__}",
+                field="model",
+            )
+        require_single_records(module, loss)
+        self._module, self._loss = module, mean_loss if loss is None else loss
+        self._device = next(iter(trainable_parameters(module).values())).device
+        self.layout = trained_layout(module)
+        self._inputs, self._labels = torch.as_tensor(inputs), torch.as_tensor(labels)
+        self._forward = as_function(module)
+        self.weights: FloatArray = self.layout.flatten(module).double().cpu().numpy()
+        self.chunk = chunk or max(1, min(_LARGEST, _NUMBERS // self.layout.size))
+        self._stackable = self._probe()
+
+    def sum(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+        """See `Engine`."""
+        if (found := self._together(weights, rows, real, clip)) is None:
+            return np.asarray(self._one_by_one(weights, rows[:real], clip).sum(axis=0))
+        gradients, factors = found
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=self._device)
+        for name, part in self.layout.split(total).items():
+            part.copy_(torch.tensordot(factors, gradients[name], dims=1))
+        return np.asarray(total.cpu().numpy())
+
+    def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+        """See `Engine`."""
+        if (found := self._together(weights, rows, real, clip)) is None:
+            return self._one_by_one(weights, rows[:real], clip)
+        gradients, factors = found
+        flat = torch.cat([gradients[name].flatten(1) for name in self.layout.names], dim=1)[:real]
+        return np.asarray((flat.double() * factors[:real, None].double()).cpu().numpy())
+
+    def alone(self, weights: FloatArray, row: int) -> FloatArray:
+        """See `Engine`."""
+        return self._in_float64._gradient(weights, row)
+
+    @cached_property
+    def _in_float64(self) -> ModuleEngine:
+        loss = copy.deepcopy(self._loss).double() if isinstance(self._loss, nn.Module) else self._loss
+        module = copy.deepcopy(self._module).double()
+        return ModuleEngine(module, self._inputs, self._labels, loss, self.chunk)
+
+    def _together(
+        self, weights: FloatArray, rows: IntArray, real: int, clip: float
+    ) -> tuple[Entries, Tensor] | None:
+        """Gradients by name, records first, and their factors min(1, C / norm), zero where one counts for nothing."""
+        if not self._stackable:
+            return None
+        try:
+            gradients, losses = self._stacked(self._entries(weights), *self._take(rows))
+        except Exception:  # of a record, or of all of them: one by one will tell
+            return None
+        norms = torch.linalg.vector_norm(
+            torch.stack([row_norms(gradient.flatten(1)) for gradient in gradients.values()]), dim=0
+        )
+        return without_failures(gradients, losses, norms, real, clip)
+
+    def _one_by_one(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
+        """As `each`, by one forward and backward pass for each record."""
+        return np.stack(
+            [np.zeros(self.layout.size), *(clipped(self._gradient(weights, int(row)), clip) for row in rows)]
+        )[1:]
+
+    def _gradient(self, weights: FloatArray, row: int) -> FloatArray:
+        """Of one record; not a number where its loss is not finite, and where module or loss raise an exception."""
+        try:
+            return self._differentiate(weights, *self._take(np.array([row])))
+        except Exception:  # whatever a user's module raises: the record counts for nothing
+            return np.full(self.layout.size, np.nan)
+
+    def _differentiate(self, weights: FloatArray, inputs: Tensor, labels: Tensor) -> FloatArray:
+        entries = self._entries(weights)
+        trained = [entries[name].requires_grad_() for name in self.layout.names]
+        with torch.enable_grad():
+            loss = self._one_loss(self._forward(entries, inputs), labels)
+            slopes = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([slope.reshape(-1) for slope in slopes]).double().cpu().numpy()
+        return np.asarray(flat if loss.isfinite() else np.full_like(flat, np.nan))
+
+    def _stacked(self, entries: Entries, inputs: Tensor, labels: Tensor) -> tuple[Entries, Tensor]:
+        """Gradients [records, ...] by name, and losses [records]."""
+        fixed = {name: value for name, value in entries.items() if name not in self.layout.names}
+
+        def record_loss(trial: Entries, values: Tensor, label: Tensor) -> Tensor:
+            return self._one_loss(self._forward(trial | fixed, values[None]), label[None])
+
+        trained = {name: entries[name] for name in self.layout.names}
+        both = vmap(grad_and_value(record_loss), in_dims=(None, 0, 0), randomness="error")
+        gradients, losses = both(trained, inputs, labels)
+        return gradients, losses
+
+    def _one_loss(self, outputs: Any, labels: Tensor) -> Tensor:
+        loss = self._loss(outputs, labels)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(
+                f"must return one number for a batch of one record, not {shape}",
+                field="loss",
+                hint='average or sum over the positions of a record: reduction="mean" or "sum"',
+            )
+        return loss.reshape(())
+
+    def _entries(self, weights: FloatArray) -> Entries:
+        """Trained parameters at `weights`, and buffers as copies: what a forward pass writes there is gone after it."""
+        vector = torch.tensor(weights, dtype=self.layout.dtype, device=self._device)
+        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        return self.layout.split(vector) | buffers
+
+    def _take(self, rows: IntArray) -> tuple[Tensor, Tensor]:
+        places = torch.from_numpy(rows)
+        return self._as_taken(self._inputs[places]), self._as_taken(self._labels[places])
+
+    def _as_taken(self, values: Tensor) -> Tensor:
+        dtype = self.layout.dtype if values.is_floating_point() else values.dtype
+        return values.to(device=self._device, dtype=dtype)
+
+    def _probe(self) -> bool:
+        """Whether records can be stacked; refuses a module that does not run. Zeros tell: no record has a say in it."""
+        inputs, labels = (
+            self._as_taken(torch.zeros((2, *part.shape[1:]), dtype=part.dtype))
+            for part in (self._inputs, self._labels)
+        )
+        try:
+            require_no_draws(lambda: self._differentiate(self.weights, inputs[:1], labels[:1]))
+        except ConfigError:
+            raise
+        except Exception as problem:
+            raise ConfigError(
+                f"model and loss fail on a record of zeros: {type(problem).__name__}: {problem}",
+                field="model",
+                hint=f"inputs have shape {tuple(inputs[:1].shape)}, labels {tuple(labels[:1].shape)}, "
+                f"{labels.dtype}",
+            ) from problem
+        try:
+            self._stacked(self._entries(self.weights), inputs, labels)
+        except Exception:  # torch refuses to stack in many ways; one by one always works
+            return False
+        return True
+
+
+def trained_layout(module: nn.Module) -> FlatLayout:
+    """Of the parameters that require a gradient alone, in the order of the module's state."""
+    whole = FlatLayout.of(module)
+    chosen = [place for place, trained in enumerate(whole.trainable) if trained]
+    return replace(
+        whole,
+        names=tuple(whole.names[place] for place in chosen),
+        shapes=tuple(whole.shapes[place] for place in chosen),
+        trainable=(True,) * len(chosen),
+    )
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """In float64: float32 squares under- or overflow long before the gradients themselves do."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
+
+
+def without_failures(
+    gradients: Entries, losses: Tensor, norms: Tensor, real: int, clip: float
+) -> tuple[Entries, Tensor]:
+    """The gradients, and min(1, C / norm) in their dtype; both zero for records that fail and for those beyond `real`.
+
+    A factor below the least normal number would have lost its digits: such a record, of norm 1e38 C in float32, has
+    overflown too.
+    """
+    dtype = next(iter(gradients.values())).dtype
+    factors = torch.where(norms > clip, clip / norms, 1.0)
+    used = norms.isfinite() & losses.isfinite() & (factors >= torch.finfo(dtype).tiny)
+    used &= torch.arange(len(norms), device=norms.device) < real
+    if not bool(used[:real].all()):
+        # A factor of zero is not enough: 0 * inf and 0 * nan are nan.
+        gradients = {
+            name: gradient.masked_fill(~used.view(-1, *[1] * (gradient.ndim - 1)), 0.0)
+            for name, gradient in gradients.items()
+        }
+    return gradients, torch.where(used, factors, 0.0).to(dtype)

@@ -1,0 +1,176 @@
+"""What is summed: a model, its loss and the records; and the clipped sum, whatever the model is.
+
+    sum over the batch of  g_i min(1, C / ||g_i||_2),     g_i the gradient of the loss of record i alone,
+
+its norm taken over all trained parameters together. The sum is over the batch and divided by nothing that depends on
+it, so adding or removing one record moves it by at most C: the sensitivity of DP-SGD (Abadi et al. 2016).
+
+**Guarantee.** Each record is differentiated alone: model and loss never see two records together, so what one
+contributes is a function of that record and the weights. A record whose loss or gradient is not finite, or for which
+model or loss raise an exception, contributes zero, and the others what they always do: neither is told to anyone.
+Up to floating point: sums are taken in float64, but in a float32 model the last digits of a gradient may depend on the
+record's place among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+from niss.checks import require_real, require_whole
+from niss.errors import ConfigError
+from niss.records.batches import FloatArray, IntArray
+from niss.records.closed_form import ClosedForm, Regression, clipped
+
+
+class Engine(Protocol):
+    """What computes clipped gradients of one kind of model."""
+
+    weights: FloatArray
+    chunk: int
+
+    def sum(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+        """The clipped sum over the first `real` of `rows`; the rest fill the chunk up and count for nothing."""
+
+    def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+        """The clipped gradients of the first `real` of `rows`, a row each."""
+
+    def alone(self, weights: FloatArray, row: int) -> FloatArray:
+        """The gradient of one record, not clipped, in float64 and by the plainest way; nan where there is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """A silo's records and what is learned from them.
+
+    model     any `torch.nn.Module`, or `LinearRegression` or `LogisticRegression`, which need no torch. Parameters that
+              require a gradient are trained; frozen ones and buffers stay as they are and are no part of the vectors
+    examples  (inputs, labels): arrays or tensors whose first axis is the record
+    loss      of a batch of one record: `loss(model(inputs), labels)` with inputs [1, ...] and labels [1, ...] returns
+              one number. Cross-entropy by default, averaged over the positions of a sequence; a regression has its own
+    chunk     records that are differentiated together, a number that must not depend on the batch; planned from the
+              model's size by default
+    name      of the dataset, in ledgers
+
+    The model runs in the mode that it is in. Refused are layers that mix records, remember them or draw: BatchNorm in
+    train() mode, Dropout in train() mode.
+    """
+
+    model: Any
+    examples: tuple[Any, Any]
+    loss: Any = None
+    chunk: int | None = None
+    name: str = "records"
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            require_whole(self.chunk, field="chunk", at_least=1)
+        if not isinstance(self.examples, tuple) or len(self.examples) != 2:
+            raise ConfigError("must be a pair (inputs, labels)", field="examples")
+        lengths = [len(part) for part in self.examples]
+        if lengths[0] != lengths[1]:
+            raise ConfigError(f"{lengths[0]} inputs for {lengths[1]} labels", field="examples")
+        _ = self.engine  # what cannot be used is refused before the first round
+
+    def __len__(self) -> int:
+        return len(self.examples[1])
+
+    def __repr__(self) -> str:
+        return f"Records({type(self.model).__name__}, name={self.name!r})"
+
+    @property
+    def weights(self) -> FloatArray:
+        """The trained parameters as the model has them, as one vector: those of a module in the order of its state."""
+        return self.engine.weights.copy()
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What computes the gradients."""
+        if isinstance(self.model, Regression):
+            return ClosedForm(self.model, *self.examples, self.loss, self.chunk)
+        # By name, and only here: whoever holds a regression needs no torch, and rooms without torch may import this.
+        modules = import_module("niss.records.modules")
+        made: Engine = modules.ModuleEngine(self.model, *self.examples, self.loss, self.chunk)
+        return made
+
+    def chunks(self, rows: IntArray) -> Iterator[tuple[IntArray, int]]:
+        """The batch in pieces of one size, each with how many of it are real.
+
+        The last is filled up with records that count for nothing, and an empty batch is one such piece: the time that
+        a sum takes depends on the number of pieces alone.
+        """
+        chunk = self.engine.chunk
+        for start in range(0, max(len(rows), 1), chunk):
+            some = rows[start : start + chunk]
+            filler = some[-1] if some.size else 0
+            yield np.pad(some, (0, chunk - some.size), constant_values=filler), some.size
+
+
+def clipped_sum(problem: Records, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
+    """The sum over `rows` of the gradients at `weights`, each clipped to an L2 norm of `clip`; float64.
+
+    problem  model, loss and records
+    weights  where the gradients are taken, as long as `problem.weights`
+    rows     numbers of records, each at most once, as `draw_batch` gives them; none is a batch too
+    clip     C, the bound on what one record adds
+
+    >>> from niss.records import LinearRegression
+    >>> records = Records(LinearRegression(1), (np.array([[3.0], [0.0]]), np.array([0.0, 0.5])))
+    >>> clipped_sum(records, np.array([1.0, 1.0]), np.array([0, 1]), 1.0).round(3).tolist()
+    [0.949, 0.816]
+    """
+    weights, rows = _checked(problem, weights, rows, clip)
+    total = np.zeros_like(weights)
+    if len(problem):
+        for some, real in problem.chunks(rows):
+            total += problem.engine.sum(weights, some, real, clip)
+    return total
+
+
+def clipped_rows(problem: Records, weights: FloatArray, rows: IntArray, clip: float) -> Iterator[FloatArray]:
+    """The clipped gradients themselves, chunk by chunk, [records of the chunk, parameters], in the order of `rows`.
+
+    For rounding record by record: whole numbers add without error, so that the sum of rounded gradients moves by
+    exactly what one of them is.
+    """
+    weights, rows = _checked(problem, weights, rows, clip)
+    if len(problem):
+        for some, real in problem.chunks(rows):
+            yield problem.engine.each(weights, some, real, clip)
+
+
+def reference_sum(problem: Records, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
+    """What `clipped_sum` returns, to be read as its definition: float64, one record after the other."""
+    weights, rows = _checked(problem, weights, rows, clip)
+    total = np.zeros_like(weights)
+    for row in rows:
+        total += clipped(problem.engine.alone(weights, int(row)), clip)
+    return total
+
+
+def _checked(
+    problem: Records, weights: FloatArray, rows: IntArray, clip: float
+) -> tuple[FloatArray, IntArray]:
+    require_real(clip, field="clip", zero_allowed=False)
+    vector, numbers = np.asarray(weights, dtype=np.float64), np.asarray(rows)
+    if vector.shape != problem.engine.weights.shape:
+        raise ConfigError(
+            f"must have shape {problem.engine.weights.shape}, not {vector.shape}",
+            field="weights",
+            hint="problem.weights is such a vector: the trained parameters alone",
+        )
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ConfigError("must be a list of record numbers", field="rows")
+    numbers = numbers.astype(np.int64)
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= len(problem)):
+        raise ConfigError(f"there are {len(problem)} records, from 0", field="rows")
+    if np.unique(numbers).size != numbers.size:
+        raise ConfigError(
+            "a record is in it twice: it would count for more than clip", field="rows", hint="use draw_batch"
+        )
+    return vector, numbers

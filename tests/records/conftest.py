@@ -1,0 +1,122 @@
+"""Records of modules of many kinds, small and in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from niss.learning import ImageSamples, TokenSamples, build_model, seeded_torch
+from niss.randomness import SimStream
+from niss.records import Records
+
+CLASSES = 3
+
+
+class LowRank(nn.Module):
+    """A frozen linear layer and what is trained beside it (Hu et al. 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(16, 8).requires_grad_(False)
+        self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.output = nn.Linear(8, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        values = images.flatten(1)
+        found: Tensor = self.output(torch.tanh(self.frozen(values) + self.up(self.down(values))))
+        return found
+
+
+class Tied(nn.Module):
+    """One table for reading and writing, and one linear layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner = nn.Embedding(7, 4), nn.Linear(4, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        values = torch.tanh(self.inner(torch.tanh(self.inner(self.table(tokens)))))
+        return values @ self.table.weight.t()
+
+
+class Mixes(nn.Module):
+    """Takes the mean of its batch away: of one record alone that is nothing at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        values = self.inner(images.flatten(1))
+        return values - 0.5 * values.mean(0, keepdim=True)
+
+
+def _convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 2, dilation=1, groups=2, bias=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(6, CLASSES),
+    )
+
+
+def _embedded() -> nn.Module:
+    return nn.Sequential(
+        nn.Embedding(7, 4, padding_idx=2), nn.Conv1d(5, 3, 2), nn.Flatten(), nn.Linear(9, CLASSES)
+    )
+
+
+def _encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Embedding(7, 4), layer, nn.Linear(4, 7))
+
+
+class LastState(nn.Module):
+    """Logits from the last state of a recurrent layer of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.output = nn.GRU(4, 5, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.output(self.layer(images[:, 0])[0][:, -1])
+        return found
+
+
+IMAGES: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: build_model("mlp", samples=ImageSamples((1, 4, 4)), classes=CLASSES, stream=SimStream(1)),
+    "cnn": _convolutions,
+    "low-rank": LowRank,
+    "mixes": Mixes,
+    "gru": LastState,
+}
+TOKENS: dict[str, Callable[[], nn.Module]] = {
+    "tied": Tied,
+    "embedded": _embedded,
+    "encoder": _encoder,
+    "transformer": lambda: build_model(
+        "transformer", samples=TokenSamples(5, 7), classes=7, stream=SimStream(1), width=8, layers=1, heads=2
+    ),
+}
+KINDS = (*IMAGES, *TOKENS)
+
+
+def make_records(kind: str, count: int = 12, *, seed: int = 3, **settings: object) -> Records:
+    """Records of a module of that kind, in float64 unless `dtype` says otherwise."""
+    dtype = settings.pop("dtype", torch.float64)
+    generator = np.random.default_rng(seed)
+    with seeded_torch(SimStream(0)):
+        module = (IMAGES | TOKENS)[kind]()
+    if kind in IMAGES:
+        labels = generator.integers(CLASSES, size=count)
+        inputs = generator.normal(size=(count, 1, 4, 4)) * generator.exponential(2.0, size=(count, 1, 1, 1))
+    else:
+        inputs = generator.integers(7, size=(count, 5))
+        labels = inputs[:, 0] % CLASSES if kind == "embedded" else np.roll(inputs, -1, axis=1)
+    return Records(module.to(dtype), (inputs, labels), **settings)
