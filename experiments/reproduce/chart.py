@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from experiments.reproduce import design
@@ -36,8 +31,8 @@ from experiments.reproduce.results import (
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.tables import at_epsilon, leaks_in_order
 from experiments.reproduce.text import FIGURES, figure_name, write_stamps
-from niss.charts import Chart, Curves, Series, cut_range, marked, points, shown
-from niss.figures import STYLE, draw_sheet, grid, png
+from niss.charts import Chart, Curves, Series, Strip, cut_range, marked, points, shown
+from niss.figures import draw_sheet, png
 from niss.files import SHARED, write_atomically
 from niss.methods import METHODS, look_of
 from niss.methods.look import (
@@ -48,8 +43,6 @@ from niss.methods.look import (
     OLIVE,
     PINK,
     PURPLE,
-    QUIET,
-    RULE,
     SHORT,
     SKY,
     Look,
@@ -267,29 +260,19 @@ def _gaps(results: Mapping[str, Result]) -> list[Chart]:
     return charts
 
 
-_PICTURES_STYLE: dict[Any, Any] = {**STYLE, "font.size": 11.0, "legend.fontsize": 10.5}
-
-
-def _level_look(level: design.Level) -> dict[str, Any]:
-    """That of its method; NISS that is not calibrated protects nobody."""
-    look = look_of(level.method, protected=level.calibrated or not METHODS[level.method].shares_noise)
-    return {"color": look.colour, "linestyle": look.line, "linewidth": 1.7}
-
-
 _TITLES = {
     "fedavg": "FedAvg",
     "dp-fedavg": "DP-FedAvg",
     "niss": "NISS\nas printed",
-    "niss-joint": "NISS as\nprinted,\nall uploads",
+    "niss-joint": "NISS\nas printed,\nall uploads",
     "niss-calibrated": "NISS\ncalibrated,\nall uploads",
-    "client-dp-fedavg": "DP-FedAvg",
-    "client-niss": "NISS, τ = 0",
-    "client-niss-joint": "NISS, τ = 0,\nall uploads",
-    "client-niss-calibrated": "NISS\ncalibrated,\nall uploads",
+    "client-dp-fedavg": "ε = 3:\nDP-FedAvg",
+    "client-niss": "ε = 3: NISS,\nτ = 0",
+    "client-niss-joint": "ε = 3: NISS,\nτ = 0,\nall uploads",
+    "client-niss-calibrated": "ε = 3: NISS\ncalibrated,\nall uploads",
 }
 ORIGINAL = "original"
 """The victim's own picture among those that are kept."""
-_ROW, _TOP, _LOWER = 1.13, 0.95, 2.75
 
 
 def kept_pictures(folder: Path, name: str) -> dict[str, NDArray[np.uint8]]:
@@ -322,53 +305,21 @@ def keep_shown(leaks: Sequence[Leaks], work: Path, folder: Path) -> None:
             write_kept(folder, one.name, kept)
 
 
-def draw_figure_4(leaks: Sequence[Leaks], folder: Path) -> Figure | None:
-    """A row for each picture: original, then what the first seed recovered at each level, with its PSNR.
-
-    None where no recovered pictures are kept in `folder`.
-    """
-    pictures = {one.name: kept_pictures(folder, one.name) for one in leaks}
-    shown = [one for one in leaks if pictures[one.name]]
-    if not shown:
-        return None
-    height = _TOP + _ROW * len(shown) + _LOWER
-    with mpl.rc_context(_PICTURES_STYLE):
-        figure = Figure(figsize=(11.0, height))
-        upper = figure.add_gridspec(
-            len(shown),
-            len(design.LEVELS) + 1,
-            left=0.03,
-            right=0.99,
-            top=1.0 - _TOP / height,
-            bottom=(_LOWER + 0.1) / height,
-            wspace=0.08,
-            hspace=0.22,
-        )
-        for row, one in enumerate(shown):
-            for column, level in enumerate((None, *design.LEVELS.values())):
-                axes = figure.add_subplot(upper[row, column])
-                _draw_picture(axes, pictures[one.name], one, level, titled=row == 0)
-        _brackets(figure, height)
-        lower = figure.add_gridspec(
-            1,
-            len(shown),
-            left=0.065,
-            right=0.985,
-            top=(_LOWER - 0.35) / height,
-            bottom=0.85 / height,
-            wspace=0.28,
-        )
-        for column, one in enumerate(shown):
-            axes = figure.add_subplot(lower[0, column])
-            _losses(axes, one)
-            if column == 0:
-                axes.set_ylabel("DLG loss")
-        handles = [
-            Line2D([], [], label=design.LEVELS[name].title, **_level_look(design.LEVELS[name]))
-            for name in design.PAPER_LEVELS
-        ]
-        figure.legend(handles=handles, loc="lower center", ncols=len(handles))
-    return figure
+def recovered_strips(leaks: Sequence[Leaks], folder: Path) -> list[Strip]:
+    """For each picture: original, then what the first seed recovered at each level, with its PSNR."""
+    strips: list[Strip] = []
+    for one in leaks:
+        if kept := kept_pictures(folder, one.name):
+            row = [(f"original\n(grey {one.base['grey_psnr']:.0f} dB)", kept[ORIGINAL] / 255.0)]
+            for level in design.LEVELS.values():
+                cell = _first_attempt(one, level)
+                if cell is not None and cell.id in kept:
+                    caption = (
+                        f"{cell.psnr:.0f} dB" if strips else f"{_TITLES[level.name]}\n{cell.psnr:.0f} dB"
+                    )
+                    row.append((caption, kept[cell.id] / 255.0))
+            strips.append(Strip(one.base["image"], row))
+    return strips
 
 
 def _first_attempt(leaks: Leaks, level: design.Level) -> Attempt | None:
@@ -377,61 +328,21 @@ def _first_attempt(leaks: Leaks, level: design.Level) -> Attempt | None:
     return min(found, key=lambda cell: (cell.labels["seed"], cell.labels["sigma_k"] or 0.0), default=None)
 
 
-def _draw_picture(
-    axes: Axes,
-    pictures: dict[str, NDArray[np.uint8]],
-    leaks: Leaks,
-    level: design.Level | None,
-    *,
-    titled: bool,
-) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for side in axes.spines.values():
-        side.set_visible(True)
-        side.set_color(RULE)
-    cell = None if level is None else _first_attempt(leaks, level)
-    image = pictures.get(ORIGINAL if level is None else "" if cell is None else cell.id)
-    if level is None:
-        axes.set_ylabel(leaks.base["image"], fontsize=8.5)
-    if titled:
-        title = "original" if level is None else _TITLES[level.name]
-        axes.set_title(title, fontsize=8.5, pad=4, va="bottom")
-    if image is None:
-        return
-    if len(image) == 1:
-        axes.imshow(image[0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    else:
-        axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
-    words = f"grey {leaks.base['grey_psnr']:.0f} dB" if cell is None else f"{cell.psnr:.0f} dB"
-    axes.set_xlabel(words, fontsize=8.5, labelpad=2, color=QUIET if cell is None else "black")
-
-
-def _brackets(figure: Figure, height: float) -> None:
-    """What the columns have in common: the paper's noise, or one that promises something."""
-    paper = [number for number, level in enumerate(design.LEVELS.values(), start=1) if not level.promising]
-    client = [number for number, level in enumerate(design.LEVELS.values(), start=1) if level.promising]
-    width = 0.96 / (len(design.LEVELS) + 1)
-    for columns, words in (
-        (paper, "the paper's noise"),
-        (client, "noise for ε = 3, δ = 1e-5, a whole client, one round"),
-    ):
-        left, right = 0.03 + width * columns[0] + 0.006, 0.03 + width * (columns[-1] + 1) - 0.006
-        at = 1.0 - 0.28 / height
-        figure.add_artist(Line2D([left, right], [at, at], color=QUIET, linewidth=0.8))
-        figure.text((left + right) / 2, at + 0.04 / height, words, ha="center", va="bottom", fontsize=9)
-
-
-def _losses(axes: Axes, leaks: Leaks) -> None:
-    axes.set_title(leaks.base["image"], fontsize=9.5)
-    for name in design.PAPER_LEVELS:
-        cell = _first_attempt(leaks, design.LEVELS[name])
-        if cell is not None:
-            axes.plot(*zip(*cell.losses, strict=True), **_level_look(design.LEVELS[name]))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("Iteration")
-    grid(axes)
+def _losses(leaks: Sequence[Leaks]) -> list[Chart]:
+    """The DLG loss over iterations at the paper's levels, in the looks of their methods; a chart for each picture."""
+    charts: list[Chart] = []
+    for one in leaks:
+        series = []
+        for level in (design.LEVELS[name] for name in design.PAPER_LEVELS):
+            if cell := _first_attempt(one, level):
+                # NISS that is not calibrated protects nobody.
+                look = look_of(level.method, protected=not METHODS[level.method].shares_noise)
+                at, losses = zip(*cell.losses, strict=True)
+                series.append(Series(level.title, look, points(at, losses, "xy")))
+        charts.append(
+            Curves(title=one.base["image"], across="Iteration", up="DLG loss", series=series, log="xy")
+        )
+    return charts
 
 
 CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
@@ -450,7 +361,7 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
 
     Figure 4 shows recovered pictures, which are kept beside its results; what a run left in `work` is newer.
     """
-    figures: dict[str, Figure | None] = {
+    figures = {
         name: draw_sheet(charts, (), keys_once=True)
         for name, charts_of in CHARTS.items()
         if (charts := shown(charts_of(read_results(folder, FIGURES[name][0]))))
@@ -458,14 +369,14 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
     if leaks := leaks_in_order(folder):
         if work is not None:
             keep_shown(leaks, work, folder)
-        figures[design.FIGURE_4] = draw_figure_4(leaks, folder)
+        if strips := recovered_strips(leaks, folder):
+            figures[design.FIGURE_4] = draw_sheet(shown(_losses(leaks)), strips, keys_once=True)
     written = []
     for name, figure in figures.items():
-        if figure is not None:
-            # The dark one changes the figure, so it comes second.
-            for dark in (False, True):
-                path = folder / figure_name(name, dark=dark)
-                write_atomically(path, png(figure, dark=dark), mode=SHARED)
-                written.append(path)
+        # The dark one changes the figure, so it comes second.
+        for dark in (False, True):
+            path = folder / figure_name(name, dark=dark)
+            write_atomically(path, png(figure, dark=dark), mode=SHARED)
+            written.append(path)
     write_stamps(folder)
     return written

@@ -1,9 +1,9 @@
 """All rivals in all settings on one machine: `python -m experiments.reproduce.session --out OUT --work WORK`.
 
 Processes side by side take one task after the other: the search of a contestant, or its runs at all epsilons with all
-seeds. Where there are several GPUs, the processes take them in turn. A setting is run once all of its searches are
-over. When the time is over, what is whole is kept in OUT; the same command goes on from there, and from the rounds in
-WORK where that is still there. Nothing here needs a terminal library, so that it runs where only the simulator does.
+seeds. Where there are several GPUs, the processes take them in turn. Runs begin once all searches are over. When the
+time is over, what is whole is kept in OUT; the same command goes on from there, and from the rounds in WORK where that
+is still there. Nothing here needs a terminal library, so that it runs where only the simulator does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ class Outcome:
     finished: bool
     trouble: str = ""
 
+    def __str__(self) -> str:
+        pace = f", {self.seconds / self.fresh:.1f} s a cell" if self.fresh else ""
+        state = self.trouble or ("done" if self.finished else "out of time")
+        return f"{self.cells} cells, {self.fresh} new in {self.seconds:.0f} s{pace}; {state}"
+
 
 def experiments_of(setting: design.Setting, stage: str) -> tuple[str, ...]:
     """What a stage has to do in a setting, in order."""
@@ -98,7 +104,7 @@ def perform(task: Task, job: Job) -> Outcome:
     before, finished, trouble = 0, False, ""
     try:
         before = _take_over(task, job, path)
-        finished = _work(task, job)
+        finished = time.time() < job.until and _work(task, job)
     except Exception as error:
         trouble = f"{type(error).__name__}: {error}"
     result = read_result(path)
@@ -179,93 +185,38 @@ def take_gpu(names: Sequence[str], numbers: Any, share: float | None) -> None:
         torch.cuda.set_per_process_memory_fraction(share)
 
 
-class Session:
-    """Hands tasks to processes, tells what became of them, and merges their results."""
+def work_through(tasks: Sequence[Task], job: Job, processes: int) -> list[str]:
+    """All tasks, `processes` side by side, in order; returns the names of those that are not finished.
 
-    def __init__(self, job: Job, processes: int) -> None:
-        self._job, self._processes = job, processes
-        self._waiting: list[Task] = []
-        self._open: dict[Future[Outcome], Task] = {}
-        self._unfinished: list[Task] = []
-        self._failed: set[Task] = set()
-
-    def run(
-        self, settings: Sequence[design.Setting], stage: str, methods: Sequence[str] | None = None
-    ) -> list[str]:
-        """Everything, in order; returns the names of the tasks that are not finished."""
-        for setting in settings:
-            for experiment in experiments_of(setting, stage):
-                self._waiting += tasks_of(setting, experiment, methods)
-        # Each process starts afresh: CUDA does not survive a fork.
-        context = multiprocessing.get_context("spawn")
-        names, numbers = _gpus(self._job.device), context.Queue()
-        for number in range(self._processes):
-            numbers.put(number)
-        share = None if self._job.device == "cpu" else memory_share(self._processes, len(names))
+    The results of all are merged, also of those that were not finished.
+    """
+    # Each process starts afresh: CUDA does not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    names, numbers = _gpus(job.device), context.Queue()
+    for number in range(processes):
+        numbers.put(number)
+    share = None if job.device == "cpu" else memory_share(processes, len(names))
+    left = [task.name for task in tasks]
+    try:
         with ProcessPoolExecutor(
-            self._processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers, share)
+            processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers, share)
         ) as pool:
-            while True:
-                ready = [task for task in self._waiting if self._ready(task)]
-                for task in ready[: self._processes - len(self._open)]:
-                    self._waiting.remove(task)
-                    self._open[pool.submit(perform, task, self._job)] = task
-                if not self._open:
-                    break
-                if not self._collect():
-                    self._abandon(pool)
-                    break
-        return [task.name for task in (*self._unfinished, *self._waiting)]
-
-    def _ready(self, task: Task) -> bool:
-        """Whether there is time, and everything that it needs is there: runs need all searches of their setting."""
-        late = time.time() > self._job.until
-        return not late and (
-            task.experiment == design.TUNING or not self._left(replace(task, experiment=design.TUNING))
-        )
-
-    def _left(self, like: Task) -> int:
-        """How many tasks of this experiment in this setting are not finished."""
-        every = (*self._waiting, *self._open.values(), *self._unfinished)
-        return sum((one.setting, one.experiment) == (like.setting, like.experiment) for one in every)
-
-    def _abandon(self, pool: ProcessPoolExecutor) -> None:
-        """End processes that did not end in time by themselves; the cells they have finished are in their parts."""
-        self._unfinished += self._open.values()
-        self._open.clear()
-        for process in list(multiprocessing.active_children()):
-            process.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
-
-    def _collect(self) -> bool:
-        """Take in what has ended; whether anything did before the time was over."""
-        patience = max(self._job.until + RESERVE / 2.0 - time.time(), 0.1)
-        done, _ = wait(self._open, timeout=patience, return_when=FIRST_COMPLETED)
-        for future in done:
-            task, outcome = self._open.pop(future), future.result()
-            if outcome.trouble and task not in self._failed:
-                # A device that was full for a moment: once more, beside others.
-                self._failed.add(task)
-                self._waiting.insert(0, task)
-            elif not outcome.finished:
-                self._unfinished.append(task)
-            left = self._left(task)
-            if task.experiment == design.TUNING and not left:
-                self.merge()  # the runs read the choices from there
-            pace = f", {outcome.seconds / outcome.fresh:.1f} s a cell" if outcome.fresh else ""
-            state = outcome.trouble or ("done" if outcome.finished else "out of time")
-            print(
-                f"{self._job.until - time.time():6.0f} s left | {task.name}: {outcome.cells} cells, "
-                f"{outcome.fresh} new in {outcome.seconds:.0f} s{pace}; {state}; {left} tasks left there",
-                flush=True,
-            )
-        return bool(done)
-
-    def merge(self) -> None:
-        """All parts into the results, also those of tasks that were not finished."""
-        parts = sorted((self._job.work / "parts").glob("*"))
+            patience = max(job.until + RESERVE / 2.0 - time.time(), 0.1)
+            outcomes = pool.map(perform, tasks, repeat(job), timeout=patience)
+            try:
+                for task, outcome in zip(tasks, outcomes, strict=True):
+                    if outcome.finished:
+                        left.remove(task.name)
+                    print(f"{job.until - time.time():6.0f} s left | {task.name}: {outcome}", flush=True)
+            except TimeoutError:
+                # Those that do not end by themselves; the cells they have finished are in their parts.
+                for process in multiprocessing.active_children():
+                    process.kill()
+    finally:  # also where a process was killed, which ends all of them
+        parts = sorted((job.work / "parts").glob("*"))
         if any(any(part.glob("*/*.json")) for part in parts):
-            merge_results(parts, self._job.out)
+            merge_results(parts, job.out)
+    return left
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -306,11 +257,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeds=tuple(range(1, options.seeds + 1)),
     )
     methods = options.methods.split(",") if options.methods else None
-    session = Session(job, options.processes)
-    try:
-        unfinished = session.run(settings, options.stage, methods)
-    finally:
-        session.merge()  # also where a process was killed, which ends all of them
+    unfinished: list[str] = []
+    # The runs need the choices that all searches of their setting have made.
+    for stage in ("tune", "run") if options.stage == "all" else (options.stage,):
+        if not unfinished:
+            tasks = [
+                task
+                for setting in settings
+                for experiment in experiments_of(setting, stage)
+                for task in tasks_of(setting, experiment, methods)
+            ]
+            unfinished += work_through(tasks, job, options.processes)
     for setting in settings:
         for experiment in experiments_of(setting, options.stage):
             result = read_result(result_path(job.out, experiment, setting.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -26,16 +26,17 @@ from experiments.reproduce.tuning import best_trial, edges_of, trials_of
 MISSING = "not measured yet"
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)) -> str:
-    """A Markdown table: columns of words to the left, numbers to the right."""
-    rule = ["---" if number in words else "---:" for number in range(len(header))]
-    lines = [header, rule, *rows]
+def markdown(rows: Sequence[Mapping[str, str]], *, words: Sequence[str] = ()) -> str:
+    """A Markdown table of rows by heading, or a line that says that nothing is measured yet.
+
+    The first column, and those of `words`, stand to the left, numbers to the right.
+    """
+    if not rows:
+        return MISSING + "\n"
+    header = list(rows[0])
+    rule = ["---" if name in (header[0], *words) else "---:" for name in header]
+    lines = [header, rule, *(row.values() for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def or_missing(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)) -> str:
-    """The table, or a line that says that nothing is measured yet."""
-    return markdown(header, rows, words=words) if rows else MISSING + "\n"
 
 
 def percent(value: Spread | None) -> str:
@@ -91,37 +92,25 @@ def figure_4_table(folder: Path) -> str:
                 rows.append(
                     _picture_row(leaks, level.title, [c for c in cells if c.labels["noise"] == noise])
                 )
-    header = [
-        "Picture",
-        "Upload and view",
-        "σ_k",
-        "Noise ÷ update",
-        "Loss",
-        "PSNR, dB",
-        "Best, dB",
-        "Grey, dB",
-        "Label",
-        "ε, joint view",
-    ]
-    return or_missing(header, rows, words=(0, 1, 9))
+    return markdown(rows, words=("Upload and view", "ε, joint view"))
 
 
-def _picture_row(leaks: Leaks, title: str, cells: Sequence[Attempt]) -> list[str]:
+def _picture_row(leaks: Leaks, title: str, cells: Sequence[Attempt]) -> dict[str, str]:
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)
 
-    return [
-        f"`{leaks.base['image']}`",
-        title,
-        _noise(cells[0]),
-        short(mean([cell.noise for cell in cells])),
-        short(mean([cell.loss for cell in cells])),
-        decibels(psnr(cells)).removesuffix(" dB"),
-        f"{mean([cell.best_psnr for cell in cells]):.1f}",
-        f"{leaks.base['grey_psnr']:.1f}",
-        f"{sum(cell.label_found for cell in cells)} of {len(cells)}",
-        _epsilon_of_attempts(cells),
-    ]
+    return {
+        "Picture": f"`{leaks.base['image']}`",
+        "Upload and view": title,
+        "σ_k": _noise(cells[0]),
+        "Noise ÷ update": short(mean([cell.noise for cell in cells])),
+        "Loss": short(mean([cell.loss for cell in cells])),
+        "PSNR, dB": decibels(psnr(cells)).removesuffix(" dB"),
+        "Best, dB": f"{mean([cell.best_psnr for cell in cells]):.1f}",
+        "Grey, dB": f"{leaks.base['grey_psnr']:.1f}",
+        "Label": f"{sum(cell.label_found for cell in cells)} of {len(cells)}",
+        "ε, joint view": _epsilon_of_attempts(cells),
+    }
 
 
 def psnr(cells: Sequence[Attempt]) -> Spread | None:
@@ -146,32 +135,33 @@ def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
 
 
 LEAD = "Ahead of DP-FedAvg, points"
-_COLUMNS = ["Variant", "Method", *[f"ε = {epsilon:g}" for epsilon in design.EPSILONS], "ε, joint view", LEAD]
+_WORDS = ("Variant", "Method", "What goes wrong", "ε, joint view", LEAD)
 
 
 def beyond_table(folder: Path) -> str:
     """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
     results = in_order(read_results(folder, design.BEYOND))
-    rows = [[result.name, *row] for result in results for row in _setting_rows(result)]
-    return or_missing(["Setting", *_COLUMNS], rows, words=(0, 1, 2, 6, 7))
+    rows = [{"Setting": result.name, **row} for result in results for row in _setting_rows(result)]
+    return markdown(rows, words=_WORDS)
 
 
-def setting_table(folder: Path, name: str) -> str:
-    """The part of `beyond_table` for one setting."""
-    result = read_results(folder, design.BEYOND).get(name)
-    return or_missing(_COLUMNS, _setting_rows(result) if result else [], words=(0, 1, 5, 6))
-
-
-def _setting_rows(result: Result) -> list[list[str]]:
+def _setting_rows(result: Result) -> list[dict[str, str]]:
     rows = []
-    local = local_accuracies(result)
     for variant, method in product(design.VARIANTS, design.METHODS):
         cells = select(result, method=method, variant=variant)
         if cells:
-            found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
-            shown = [percent(one) for one in found]
-            rows.append([variant, method, *shown, epsilon_of_runs(cells), leads(method, found, local)])
+            said = {"Variant": variant, "Method": method}
+            rows.append(said | _by_epsilon(result, method, cells, held=epsilon_of_runs(cells)))
     return rows
+
+
+def _by_epsilon(result: Result, method: str, cells: Sequence[Cell], held: str = "") -> dict[str, str]:
+    """The accuracies of a method at each epsilon, the epsilon that is `held` where it is said, and the lead."""
+    found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
+    shown = {f"ε = {at:g}": percent(one) for at, one in zip(design.EPSILONS, found, strict=True)}
+    if held:
+        shown["ε, joint view"] = held
+    return shown | {LEAD: leads(method, found, local_accuracies(result))}
 
 
 def local_accuracies(result: Result) -> list[Spread | None]:
@@ -187,17 +177,14 @@ def headline_table(folder: Path) -> str:
     results = read_results(folder, design.BEYOND)
     rows = []
     for result in (results[name] for name in HEADLINE if name in results):
-        local, setting = local_accuracies(result), design.find_setting(result.name)
+        setting = design.find_setting(result.name)
         size = f"{setting.participants:,} of {setting.clients:,}"
         for method, variant in product(design.METHODS.values(), design.VARIANTS.values()):
             if method.suffers(variant):
                 cells = select(result, method=method.name, variant=variant.name)
-                found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
-                shown = [percent(one) for one in found]
-                rows.append([size, method.name, variant.words, *shown, leads(method.name, found, local)])
-    columns = [f"ε = {epsilon:g}" for epsilon in design.EPSILONS]
-    header = ["Participants", "Method", "What goes wrong", *columns, LEAD]
-    return or_missing(header, rows, words=(1, 2, 6))
+                said = {"Participants": size, "Method": method.name, "What goes wrong": variant.words}
+                rows.append(said | _by_epsilon(result, method.name, cells))
+    return markdown(rows, words=_WORDS)
 
 
 def leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | None]) -> str:
@@ -249,30 +236,19 @@ def tuning_table(folder: Path, *, models: bool = False) -> str:
             best = best_trial(tried)
             clip = best.labels["clip"]
             rows.append(
-                [
-                    result.name,
-                    method if variant == "none" else f"{method}, {variant}",
-                    f"{epsilon:g}" if epsilon else "–",
-                    f"{len(tried)}",
-                    "–" if clip is None else f"{clip:g}",
-                    f"{best.labels['learning_rate']:g}",
-                    f"{best.labels['hidden']}",
-                    f"{best.accuracy:.1%}",
-                    ", ".join(edges_of(tried, best)) or "–",
-                ]
+                {
+                    "Setting": result.name,
+                    "Method": method if variant == "none" else f"{method}, {variant}",
+                    "ε": f"{epsilon:g}" if epsilon else "–",
+                    "Trials": f"{len(tried)}",
+                    "Clip": "–" if clip is None else f"{clip:g}",
+                    "Rate": f"{best.labels['learning_rate']:g}",
+                    "Hidden": f"{best.labels['hidden']}",
+                    "Held-out accuracy": f"{best.accuracy:.1%}",
+                    "On the edge": ", ".join(edges_of(tried, best)) or "–",
+                }
             )
-    header = [
-        "Setting",
-        "Method",
-        "ε",
-        "Trials",
-        "Clip",
-        "Rate",
-        "Hidden",
-        "Held-out accuracy",
-        "On the edge",
-    ]
-    return or_missing(header, rows, words=(0, 1, 8))
+    return markdown(rows, words=("Method", "On the edge"))
 
 
 GAP_ROUNDS = (10, 25, 50, 100)
@@ -287,20 +263,19 @@ def figure_3_table(folder: Path) -> str:
     rows = []
     for name, (low, high) in PAPER_GAPS.items():
         result = results.get(name)
-        shown = [percent(settled(select(result, x=x, reading=NBAFL.name))) for x in design.X_VALUES]
+        by_x = {x: settled(select(result, x=x, reading=NBAFL.name)) for x in design.X_VALUES}
         cells = result.cells if result else ()
         seeds = {cell.labels["seed"] for cell in cells}
-        extent = f"{cells[0].rounds} × {len(seeds)}" if cells else "–"
-        title, paper = design.find_panel(name).title, f"{low} to {high}"
-        rows.append([title, *shown, points(gap(result)), paper, extent])
-    header = [
-        "Panel",
-        *[f"X = {x:g}" for x in design.X_VALUES],
-        "Gap, points",
-        "Gap in the paper",
-        "Rounds × seeds",
-    ]
-    return markdown(header, rows)
+        rows.append(
+            {
+                "Panel": design.find_panel(name).title,
+                **{f"X = {x:g}": percent(found) for x, found in by_x.items()},
+                "Gap, points": points(gap(result)),
+                "Gap in the paper": f"{low} to {high}",
+                "Rounds × seeds": f"{cells[0].rounds} × {len(seeds)}" if cells else "–",
+            }
+        )
+    return markdown(rows)
 
 
 def gaps_table(folder: Path) -> str:
@@ -312,44 +287,35 @@ def gaps_table(folder: Path) -> str:
         if gaps:
             most = max(gaps, key=lambda last: gaps[last].mean)
             rows.append(
-                [
-                    design.find_panel(name).title,
-                    f"{low} to {high}",
-                    *[points(gaps.get(last)) for last in GAP_ROUNDS],
-                    f"{points(gaps[most])} ({most - WINDOW + 1} to {most})",
-                    stretches(rounds_within(gaps, low, high)),
-                ]
+                {
+                    "Panel": design.find_panel(name).title,
+                    "In the paper": f"{low} to {high}",
+                    **{
+                        f"Rounds {last - WINDOW + 1} to {last}": points(gaps.get(last)) for last in GAP_ROUNDS
+                    },
+                    "Largest (rounds)": f"{points(gaps[most])} ({most - WINDOW + 1} to {most})",
+                    "Ours is the paper's": stretches(rounds_within(gaps, low, high)),
+                }
             )
-    shown = [f"Rounds {last - WINDOW + 1} to {last}" for last in GAP_ROUNDS]
-    header = ["Panel", "In the paper", *shown, "Largest (rounds)", "Ours is the paper's"]
-    return or_missing(header, rows, words=(0, 7))
+    return markdown(rows, words=("Ours is the paper's",))
 
 
 def readings_table() -> str:
     """Every reading of the sensitivity, the sigma_k it gives, and what follows from that."""
     mnist, cifar = Setup(records=600), Setup(records=500)
     rows = [
-        [
-            f"`{reading.name}`",
-            reading.formula,
-            f"{reading.sigma(mnist):.3g}",
-            f"{reading.sigma(cifar):.3g}",
-            short(math.sqrt(mnist.participants) * reading.sigma(mnist)),
-            short(reading.sigma(mnist) ** 2 / UNIT_VARIANCE, 3),
-            reading.meaning,
-        ]
+        {
+            "Name": f"`{reading.name}`",
+            "Δ": reading.formula,
+            "σ_k, MNIST (d_k = 600)": f"{reading.sigma(mnist):.3g}",
+            "σ_k, CIFAR-10 (d_k = 500)": f"{reading.sigma(cifar):.3g}",
+            "√30 σ_k, MNIST": short(math.sqrt(mnist.participants) * reading.sigma(mnist)),
+            "v = σ_k² / 0.01, MNIST": short(reading.sigma(mnist) ** 2 / UNIT_VARIANCE, 3),
+            "What it means": reading.meaning,
+        }
         for reading in READINGS
     ]
-    header = [
-        "Name",
-        "Δ",
-        "σ_k, MNIST (d_k = 600)",
-        "σ_k, CIFAR-10 (d_k = 500)",
-        "√30 σ_k, MNIST",
-        "v = σ_k² / 0.01, MNIST",
-        "What it means",
-    ]
-    return markdown(header, rows, words=(0, 1, 6))
+    return markdown(rows, words=("Δ", "What it means"))
 
 
 def sweep_table(folder: Path) -> str:
@@ -364,45 +330,55 @@ def sweep_table(folder: Path) -> str:
         for sigma in noisy:
             found = settled(select(result, x=1.0, sigma_k=sigma))
             lost = "–" if clean is None or found is None else f"{100 * (clean.mean - found.mean):.1f}"
-            rows.append([design.find_panel(name).title, f"{sigma:.3g}", percent(clean), percent(found), lost])
-    header = ["Panel", "σ_k", "X = 0", "X = 1", "Gap, points"]
-    return or_missing(header, rows)
+            shown = {"X = 0": percent(clean), "X = 1": percent(found), "Gap, points": lost}
+            rows.append({"Panel": design.find_panel(name).title, "σ_k": f"{sigma:.3g}", **shown})
+    return markdown(rows)
 
 
 def files_table(folder: Path) -> str:
     """Every result file, and the beginning of its fingerprint: what happens to it afterwards shows."""
-    rows = sorted(
-        [f"{one.experiment}/{one.name}", f"{len(one.cells)}", f"`{fingerprint(one)[:16]}`"]
+    files = {
+        f"{one.experiment}/{one.name}": one
         for experiment in EXPERIMENTS
         for one in read_results(folder, experiment).values()
-    )
-    return or_missing(["File", "Cells", "Fingerprint"], rows, words=(0, 2))
+    }
+    rows = [
+        {"File": name, "Cells": f"{len(one.cells)}", "Fingerprint": f"`{fingerprint(one)[:16]}`"}
+        for name, one in sorted(files.items())
+    ]
+    return markdown(rows, words=("Fingerprint",))
 
 
 def claims_table(folder: Path) -> str:
     """Every claim and whether the files bear it out."""
-    rows = [[claim.name, claim.verdict, claim.detail] for claim in check_claims(folder)]
-    return markdown(["Claim", "Verdict", "Measured"], rows, words=(0, 1, 2))
+    rows = [
+        {"Claim": claim.name, "Verdict": claim.verdict, "Measured": claim.detail}
+        for claim in check_claims(folder)
+    ]
+    return markdown(rows, words=("Verdict", "Measured"))
 
 
 def datasets_table(folder: Path) -> str:
     """Other models and data: accuracy by method and epsilon, beside what the most frequent label is worth."""
     rows = []
     for result in in_order(read_results(folder, design.DATASETS)):
-        title, local = design.find_setting(result.name).title, local_accuracies(result)
-        guess = percent(spread([result.base["majority"]]))
-        rows.append([title, "most frequent label", *[guess] * len(design.EPSILONS), "–", "–"])
+        title, guess = (
+            design.find_setting(result.name).title,
+            percent(spread([result.base["majority"]])),
+        )
+        said = {"Data, model": title, "Method": "most frequent label"}
+        columns = {f"ε = {epsilon:g}": guess for epsilon in design.EPSILONS}
+        rows.append({**said, **columns, "ε, joint view": "–", LEAD: "–"})
         for method in design.METHODS:
             if cells := select(result, method=method, variant="none"):
-                found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
-                shown = [
-                    percent(one) + (", **nothing learned**" if one and not learns(one, result) else "")
-                    for one in found
-                ]
-                rows.append([title, method, *shown, epsilon_of_runs(cells), leads(method, found, local)])
-    columns = [f"ε = {epsilon:g}" for epsilon in design.EPSILONS]
-    header = ["Data, model", "Method", *columns, "ε, joint view", LEAD]
-    return or_missing(header, rows, words=(0, 1, 5, 6))
+                row = said | {"Method": method}
+                row |= _by_epsilon(result, method, cells, held=epsilon_of_runs(cells))
+                for epsilon in design.EPSILONS:
+                    one = final(at_epsilon(cells, epsilon))
+                    if one and not learns(one, result):
+                        row[f"ε = {epsilon:g}"] += ", **nothing learned**"
+                rows.append(row)
+    return markdown(rows, words=_WORDS)
 
 
 def datasets_words(folder: Path) -> str:

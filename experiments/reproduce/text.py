@@ -18,11 +18,10 @@ from pathlib import Path
 
 from experiments.reproduce import tables
 from experiments.reproduce.checks import Fault, fingerprint
-from experiments.reproduce.claims import early_accuracies, gap
+from experiments.reproduce.claims import early_accuracies
 from experiments.reproduce.design import BEYOND, DATASETS, FIGURE_3, FIGURE_4, LEVELS
 from experiments.reproduce.results import read_result, read_results, result_path, select, spread
-from experiments.reproduce.sensitivity import NBAFL
-from experiments.reproduce.tables import MISSING, decibels, percent, points, psnr, settled
+from experiments.reproduce.tables import MISSING, decibels, percent, psnr
 from niss.errors import ConfigError
 from niss.files import write_output
 
@@ -88,27 +87,18 @@ class Disagreement:
 def computed_text(folder: Path, key: str) -> str:
     """What belongs between the marks of `key`: a table, or one number of a panel or picture.
 
-    Numbers: `PANEL.gap` (points), `PANEL.x0` ... (accuracy at an X), `PANEL.early` (accuracy by round 60 at X = 0),
-    `figure-4.PICTURE.LEVEL` (PSNR at the end, at the paper's noise where the level takes that). `beyond.SETTING` is the
-    table of one setting. `NAME.image` shows a figure, once it is drawn, in a page one folder below `docs/`.
+    Numbers: `PANEL.early` (accuracy by round 60 at X = 0), `figure-4.PICTURE.LEVEL` (PSNR at the end, at the paper's
+    noise where the level takes that). `NAME.image` shows a figure, once drawn, in a page one folder below `docs/`.
     """
     if key in TABLES:
         return "\n" + TABLES[key](folder)
     if key.removesuffix(".image") in FIGURES:
         return _image(folder, key.removesuffix(".image"))
-    if key.startswith(f"{BEYOND}."):
-        return "\n" + tables.setting_table(folder, key.removeprefix(f"{BEYOND}."))
     if key.startswith(f"{FIGURE_4}."):
         return _psnr(folder, key)
-    panel, _, wanted = key.rpartition(".")
-    result = read_result(result_path(folder, FIGURE_3, panel)) if panel else None
-    if wanted == "gap":
-        return points(gap(result))
-    if wanted == "early":
-        reached = early_accuracies(result)
+    if key.endswith(".early"):
+        reached = early_accuracies(read_result(result_path(folder, FIGURE_3, key.removesuffix(".early"))))
         return percent(spread(reached) if reached else None)
-    if panel and re.fullmatch(r"x[0-9.]+", wanted):
-        return percent(settled(select(result, x=float(wanted[1:]), reading=NBAFL.name)))
     raise ConfigError(f"unknown key {key!r}", field="result", hint="use one of: " + ", ".join(TABLES))
 
 

@@ -36,7 +36,8 @@ CHART_STYLE: dict[Any, Any] = {**STYLE, "svg.fonttype": "none", "font.size": 9.5
 
 # Inches. For a phone a chart is drawn narrower, in letters as large; on a sheet two such stand side by side.
 WIDTH, NARROW = 7.4, 4.7
-_PICTURE = 1.12
+# Of a picture, and of the name beside a strip of them.
+_PICTURE, _NAME = 1.12, 1.35
 
 # On dark pages; the colours of the series are those of `report/style.css`.
 _GROUND = "#16171a"
@@ -131,15 +132,15 @@ def draw_sheet(charts: Sequence[Chart], strips: Sequence[Strip], *, keys_once: b
     heights = [
         max(_height(one, width / columns, keyed=not keys_once) for one in row) + titles for row in rows
     ]
-    strip_height = _PICTURE + 0.22
+    strip_heights = [_strip_height(one, width) for one in strips]
     keys = {key.get_label(): key for chart in charts for key in _keys(chart)} if keys_once else {}
     foot = 0.1 + 0.19 * math.ceil(len(keys) / 3) if keys else 0.0
     with mpl.rc_context(CHART_STYLE):
-        bottom = sum(heights) + strip_height * len(strips) + 0.1 + foot
+        bottom = sum(heights) + sum(strip_heights) + 0.1 + foot
         figure = Figure(figsize=(width, bottom))
-        for strip in strips:
-            bottom -= strip_height
-            _draw_strip(figure, strip, (0.0, bottom, width, strip_height))
+        for strip, height in zip(strips, strip_heights, strict=True):
+            bottom -= height
+            _draw_strip(figure, strip, (0.0, bottom, width, height))
         for row, height in zip(rows, heights, strict=True):
             bottom -= height
             for number, chart in enumerate(row):
@@ -289,19 +290,29 @@ def _draw_rows(axes: Axes, chart: Rows, names: list[str]) -> None:
     grid(axes, "x")
 
 
+def _picture_side(strip: Strip, width: float) -> float:
+    return min(_PICTURE, (width - _NAME - 0.1) / max(len(strip.pictures), 1))
+
+
+def _strip_height(strip: Strip, width: float) -> float:
+    """That of its pictures with what stands above them."""
+    lines = max((caption.count("\n") + 1 for caption, _ in strip.pictures), default=1)
+    return max(_PICTURE + 0.22, _picture_side(strip, width) + 0.1 + 0.145 * lines)
+
+
 def _draw_strip(figure: Figure, strip: Strip, box: Box) -> None:
     """The name of a strip, over two lines where it has a comma, and its pictures beside it."""
-    (_, bottom, width, _), whole, name_width = box, figure.get_size_inches(), 1.35
+    (_, bottom, width, _), whole = box, figure.get_size_inches()
     at: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9.5}
-    side = min(_PICTURE, (width - name_width - 0.1) / max(len(strip.pictures), 1))
+    side = _picture_side(strip, width)
     middle = bottom + side / 2
-    place = (name_width - 0.1) / whole[0]
+    place = (_NAME - 0.1) / whole[0]
     figure.text(
         place, (middle + (0.18 if strip.note else 0.0)) / whole[1], strip.name.replace(", ", ",\n"), **at
     )
     figure.text(place, (middle - 0.25) / whole[1], strip.note, color=QUIET, **at)
     for number, (caption, pixels) in enumerate(strip.pictures):
-        left = name_width + number * side
+        left = _NAME + number * side
         axes = figure.add_axes(
             (left / whole[0], bottom / whole[1], (side - 0.06) / whole[0], (side - 0.06) / whole[1])
         )

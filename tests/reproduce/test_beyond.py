@@ -49,7 +49,7 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
     assert len(honest) == 1
     assert all(claim.holds for claim in honest)
     assert "8.00, server trusted" in beyond_table(places["out"])
-    assert "8.00, server trusted" in computed_text(places["out"], f"beyond.{small_setting.name}")
+    assert "8.00, server trusted" in computed_text(places["out"], "beyond")
     assert "Held-out" in tuning_table(places["out"])
     assert write_figures(places["out"])[0].stat().st_size < 1_000_000
 

@@ -147,32 +147,30 @@ def test_a_short_run_says_nothing_about_round_60(tmp_path):
 def test_numbers_in_a_text_come_from_the_files(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "The gap is <!-- result: mnist-mlp-iid.gap -->?<!-- end --> points, "
-        "from <!-- result: mnist-mlp-iid.x0 -->?<!-- end -->; "
-        "early <!-- result: mnist-mlp-iid.early --><!-- end -->; "
-        "<!-- result: mnist-cnn-iid.gap -->?<!-- end -->.\n\n<!-- result: figure-3 -->\nold\n<!-- end -->\n",
+        "early <!-- result: mnist-mlp-iid.early -->?<!-- end -->, "
+        "<!-- result: mnist-cnn-iid.early -->?<!-- end -->.\n\n<!-- result: figure-3 -->\nold\n<!-- end -->\n",
         encoding="utf-8",
     )
     path = keep(tmp_path / "results" / "paper", made_up(GOOD))
     folder = results_folder(tmp_path / "results")
-    assert next(one.key for one in disagreements(page, folder)) == "mnist-mlp-iid.gap"
+    assert next(one.key for one in disagreements(page, folder)) == "mnist-mlp-iid.early"
     page.write_text(fill(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
     text = page.read_text(encoding="utf-8")
-    assert "-->12.5<!-- end --> points, from <!-- result: mnist-mlp-iid.x0 -->97.5 ± 0.1 %<!--" in text
+    assert "mnist-mlp-iid.early -->97.5 ± 0.1 %<!--" in text
     assert "not measured yet" in text
     run = CliRunner().invoke(verify, [str(tmp_path / "results"), "--partial", f"--text={page}"])
     assert "text is wrong     " + str(page) not in run.stdout
 
     # Somebody changes a number by hand, or the files change under the text.
-    page.write_text(text.replace("-->12.5<", "-->13.0<"), encoding="utf-8")
+    page.write_text(text.replace("-->97.5 ±", "-->98.5 ±"), encoding="utf-8")
     run = CliRunner().invoke(verify, [str(tmp_path / "results"), "--partial", f"--text={page}"])
     assert run.exit_code == 1
-    assert "mnist-mlp-iid.gap" in run.stdout
+    assert "mnist-mlp-iid.early" in run.stdout
     page.write_text(text, encoding="utf-8")
     result = read_result(path)
     assert result is not None
-    write_result(path, replace(result, cells=result.cells[:-2]))
-    assert {one.key for one in disagreements(page, folder)} == {"mnist-mlp-iid.gap", "figure-3"}
+    write_result(path, replace(result, cells=result.cells[1:]))
+    assert {one.key for one in disagreements(page, folder)} == {"mnist-mlp-iid.early", "figure-3"}
 
 
 def test_every_table_can_be_made_of_nothing(tmp_path):
