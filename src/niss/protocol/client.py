@@ -14,7 +14,7 @@ with the same shares is free of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -42,7 +42,7 @@ from niss.protocol.messages import (
 )
 from niss.protocol.repair import dropped_after, dropped_before, vote
 from niss.protocol.schedule import Policy, check_cohorts
-from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_update
+from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_batch, round_update
 
 
 class ClientStage(Enum):
@@ -176,6 +176,7 @@ def rounds_answered(kept: bytes | None, run: bytes) -> tuple[int, ...]:
 
 
 Answer = TypeVar("Answer", Upload, Reveal)
+Update = NDArray[np.floating[Any]] | Iterable[NDArray[np.floating[Any]]]
 
 
 class Client:
@@ -272,10 +273,11 @@ class Client:
             self._remember()
         self._accepted = keys, fresh
 
-    def answer(self, update: NDArray[np.floating[Any]], entropy: Entropy) -> Upload:
+    def answer(self, update: Update, entropy: Entropy) -> Upload:
         """The upload of the round that was accepted last, once: rounded, with shares, residual noise, self-mask.
 
-        update      x_k, one number a coordinate; clipped here
+        update      x_k, one number a coordinate; clipped here. Where records are hidden, what each record of the batch
+                    adds to it, in matrices of a row for each; an upload shows nothing of how many there are
         entropy     gives the coins of rounding, the residual noise and, in mode `repair`, the self-mask
         """
         if self._accepted is None:
@@ -291,9 +293,12 @@ class Client:
         vector = pack(masked_upload(keys, steps, mask, entropy), agreed.terms.modulus_bits)
         return self._signed("upload", Upload(agreed.digest, keys.seat, vector, fresh, commitment, pieces))
 
-    def _rounded(self, agreed: Agreed, update: NDArray[np.floating[Any]], entropy: Entropy) -> Steps:
+    def _rounded(self, agreed: Agreed, update: Update, entropy: Entropy) -> Steps:
         """The update, clipped and rounded to the round's grid; nothing in a round that takes no updates."""
         terms, schedule = agreed.terms, self.policy.schedule
+        if terms.records is not None:
+            return round_batch(agreed, update, entropy)
+        assert isinstance(update, np.ndarray)
         if update.shape != (terms.coordinates,):
             raise LocalProtocolError(
                 f"the update has shape {update.shape}, but the round has {terms.coordinates} coordinates"

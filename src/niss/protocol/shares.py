@@ -17,7 +17,9 @@ it is on the grid and modulo 2^64, so that what both ends of an edge add cancels
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -26,7 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.mechanism.rounding import round_randomly
+from niss.mechanism.rounding import round_randomly, round_records
 from niss.protocol.agreement import Agreed, Context, Edge
 from niss.protocol.curve import Entropy, Secret, SecretBytes, length_prefixed
 from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES
@@ -126,6 +128,23 @@ class EdgeKeys(Secret):
     def seed(self, edge: Edge) -> SecretBytes:
         """The seed of a share in this client's upload."""
         return derive_seed(self.key(edge.place), edge.context, *edge.ends)
+
+
+def round_batch(agreed: Agreed, rows: Iterable[NDArray[np.floating[Any]]], entropy: Entropy) -> Steps:
+    """`p_k x_k` of a batch of records in grid steps, each rounded to a norm of at most `clip / divisor`; none: zeros.
+
+    The coins are fresh and for this batch alone.
+    """
+    terms, divisor = agreed.terms, agreed.terms.divisor(len(agreed.participants))
+    return round_records(
+        agreed.grid,
+        rows,
+        terms.coordinates,
+        clip=terms.clip,
+        divisor=divisor,
+        span=terms.bound,
+        coins=SecretStream.fresh(entropy),
+    )
 
 
 def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy) -> Steps:
