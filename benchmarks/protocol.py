@@ -166,6 +166,7 @@ def niss(case: Case, vectors: Vectors, *, drops: int, mode: str) -> Measured:
         colluders=case.colluders,
         mu=float("inf"),
         clip=CLIP,
+        run=b"benchmark",
         server=own.public,
         holder=holder.public,
         anchor=chain.anchor,

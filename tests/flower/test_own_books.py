@@ -21,7 +21,7 @@ from niss.flower import Limits
 from niss.flower.state import ContextStore, FolderStore
 from niss.protocol.messages import Upload
 from niss.session.limits import Budget, Ceiling
-from niss.session.node import Store
+from niss.session.store import Store
 
 GENEROUS = Budget(100.0, 1e-5, 1e-6)
 
@@ -184,7 +184,7 @@ class TestFailuresAreSummed:
         joined(again, "one that cannot fail", 0.0)
 
     def test_runs_that_may_fail_are_counted_and_capped(self, kind, tmp_path, monkeypatch):
-        monkeypatch.setattr("niss.session.node.MOST_FAILING_RUNS", 2)
+        monkeypatch.setattr("niss.session.store.MOST_FAILING_RUNS", 2)
         store = a_store(kind, tmp_path)
         for number in range(5):
             joined(store, f"cannot fail {number}", 0.0)
@@ -274,13 +274,12 @@ def a_store(kind: str, folder: Path, before: Store | None = None) -> Store:
         context = FakeGrid(1).contexts[FIRST] if before is None else before._context
         store = ContextStore(context)
     if before is None:
-        store.state.memory = b"something"
         store.save()
     return store
 
 
 def joined(store: Store, run: str, failure: float, ceiling: Ceiling | None = None) -> None:
-    store.join(run, b"proposal", replace(GENEROUS, ceiling=ceiling), failure=failure, first_key=0)
+    store.join(run, b"proposal", replace(GENEROUS, ceiling=ceiling), failure=failure)
 
 
 def spend(store: Store, run: str, failure: float, ceiling: Ceiling | None = None) -> None:

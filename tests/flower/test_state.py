@@ -15,7 +15,7 @@ from niss.flower.state import ContextStore, FolderStore
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.messages import decode
 from niss.session.limits import Budget
-from niss.session.node import ClientState
+from niss.session.store import ClientState
 
 NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
 
@@ -105,9 +105,9 @@ def test_a_second_run_in_the_same_context_does_not_bring_a_larger_budget():
 
 
 def test_damaged_notes_are_refused_without_showing_them():
-    kept = json.dumps({"version": 1, "memory": "ab" * 20}).encode()
+    kept = json.dumps({"version": 2, "runs": {"00": {"memory": "ab" * 20}}}).encode()
     with pytest.raises(LocalProtocolError, match="damaged") as caught:
         ClientState.from_bytes(kept)
-    shown = [str(entry.locals) for entry in caught.traceback if entry.path.name == "node.py"]
+    shown = [str(entry.locals) for entry in caught.traceback if entry.path.name == "store.py"]
     assert shown
     assert "abab" not in "".join(shown)

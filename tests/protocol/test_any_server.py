@@ -140,6 +140,8 @@ class Server:
             )
         for number in told:
             client = self.clients.clients[number]
+            # It joined every run, and keeps its keys for all of them: a server could do no more.
+            client.policy = replace(client.policy, run=opened.terms.run)
             try:
                 client.accept(opened, self.clients.entropy)
             except NissError:

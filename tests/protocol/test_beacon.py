@@ -74,11 +74,12 @@ def test_a_server_cannot_pick_a_graph_by_asking_for_later_links() -> None:
 
 
 def test_a_link_seen_in_one_run_serves_in_no_other() -> None:
+    """The holder signs it for the terms of one, among them the run."""
     federation = Federation(5)
     first = federation.open()
     client = federation.clients[0]
-    client.upload(first, federation.updates()[0], federation.entropy)
-    federation.server.finish()
-    second = carried(federation.open(federation.terms(run=b"another run")))
-    with pytest.raises(RemoteProtocolError, match="does not come after"):
+    other = replace(first.terms, run=b"another run")
+    client.policy = replace(client.policy, run=other.run)
+    second = carried(resigned(federation.server, replace(first, terms=other), "open"))
+    with pytest.raises(RemoteProtocolError, match="the signature for 'beacon' is not by"):
         client.upload(second, federation.updates()[0], federation.entropy)

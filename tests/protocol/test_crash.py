@@ -27,7 +27,6 @@ from niss.protocol.server import Outcome, Server
 from support.protocol_round import (
     GRID,
     NOISY,
-    RUN,
     CarriedFederation,
     Federation,
     Seat,
@@ -348,7 +347,7 @@ def test_what_was_answered_is_remembered_for_the_next_charge() -> None:
     federation.restart(0)
     federation.play_round(2)
     (_, _, first), (_, _, second) = federation.seats[0].charges
-    assert rounds_answered(federation.seats[0].kept[-1], RUN) == (0, 2)
+    assert rounds_answered(federation.seats[0].kept[-1]) == (0, 2)
     fresh = CarriedFederation(schedule(**NOISY))
     for number in range(2):
         fresh.play_round(number, absent=(0,) if number == 0 else ())
@@ -380,12 +379,12 @@ def test_the_keys_of_a_round_are_gone_when_it_is_over() -> None:
 
 
 def test_rounds_that_were_charged_are_remembered() -> None:
-    memory, run = Memory(last={"aa": (3, 0)}), bytes.fromhex("aa")
-    assert rounds_answered(None, run) == rounds_answered(dump(memory, PrekeyStore()), run) == ()
-    memory.carried["aa"] = [1, 4]
+    memory = Memory(last=(3, 0))
+    assert rounds_answered(None) == rounds_answered(dump(memory, PrekeyStore())) == ()
+    memory.carried = [1, 4]
     kept = dump(memory, PrekeyStore())
     assert restore(kept)[0] == memory
-    assert rounds_answered(kept, run) == (1, 4)
+    assert rounds_answered(kept) == (1, 4)
     with pytest.raises(LocalProtocolError, match="damaged"):
         restore(bytes(kept).replace(b"[1,4]", b'["x"]'))
 

@@ -58,7 +58,9 @@ def test_what_is_revealed_for_one_list_is_of_no_use_in_another(changes: dict[str
     federation = Federation(SIZE, "other lists")
     opened, pool = called_dropped(federation)
     again = listed_again(federation, opened, replace(opened.terms, **changes))
-    federation.clients[VICTIM].upload(again, federation.updates()[VICTIM], federation.entropy)
+    victim = federation.clients[VICTIM]
+    victim.policy = replace(victim.policy, run=again.terms.run)
+    victim.upload(again, federation.updates()[VICTIM], federation.entropy)
     assert known_edges(pool, agree(again), federation.seats[VICTIM].privates, VICTIM) == set()
 
 

@@ -350,8 +350,8 @@ def failures(story: Story) -> list[tuple[str, Callable[[], object]]]:
         ("torn", torn(story.revealed, -1)),
         ("torn key", torn(story.revealed, len(story.revealed) - 40)),
         ("no prekeys", torn(story.revealed, 9)),
-        ("version", lambda: start(bytes(story.revealed).replace(b'"version":1', b'"version":2'))),
-        ("memory", lambda: start(bytes(story.revealed).replace(b'"last":{', b'"past":{'))),
+        ("version", lambda: start(bytes(story.revealed).replace(b'"version":2', b'"version":1'))),
+        ("memory", lambda: start(bytes(story.revealed).replace(b'"last":[', b'"past":['))),
     ]
     calls += [(f"entropy {after}", upload_with(out_of_entropy(after, entropy))) for after in range(3)]
     return calls
@@ -401,7 +401,7 @@ def test_kept_memory_is_hidden_and_comes_back_whole(story: Story) -> None:
     ):
         with pytest.raises(LocalProtocolError):
             restore(damaged)
-    for change in ((b'"last":{', b'"last":[],"lost":{'), (b'"seat":0', b'"seat":1e999'), (b"uploaded", b"x")):
+    for change in ((b'"last":[', b'"lost":[],"last":['), (b'"seat":0', b'"seat":1e999'), (b"uploaded", b"x")):
         with pytest.raises(LocalProtocolError, match="damaged"):
             restore(bytes(story.uploaded).replace(*change))
 

@@ -36,7 +36,7 @@ def test_a_driver_out_of_turn_and_a_client_out_of_turn_are_different_faults() ->
 def test_the_memory_of_an_earlier_release_is_refused() -> None:
     """It had one more state, and noted what it gave to whom."""
     current = CurrentRound(b"", 1, 2, bytes(32))
-    kept = bytes(dump(Memory({"00": (3, 0)}, {}, ClientStage.REVEALED, current), PrekeyStore()))
+    kept = bytes(dump(Memory((3, 0), ClientStage.REVEALED, current), PrekeyStore()))
     for change in ((b"revealed", b"judged"), (b'"prekey":2', b'"prekey":2,"given":{"0":"edge"}')):
         assert change[0] in kept
         with pytest.raises(LocalProtocolError, match="damaged") as refused:

@@ -25,9 +25,10 @@ from niss.protocol.messages import (
     signed_part,
 )
 from niss.session.limits import Limits
-from niss.session.node import MemoryStore, Node, Training
+from niss.session.node import Node, Training
 from niss.session.ports import Reply, Request, Stage
 from niss.session.proposal import Enrolment, Proposal
+from niss.session.store import MemoryStore
 from niss.tracker.coordinator import NodesTracker
 from support.protocol_round import seeded_entropy
 

@@ -60,6 +60,7 @@ class Scene:
     rounds: int
     mode: str = "tolerate"
     kept: bool = True
+    label: str = "scene"
     deaf: Callable[[Stage, int, int], bool] = lambda _stage, _round, _seat: False
     heard: Callable[[Stage], None] = lambda _stage: None
     saving: Callable[[int], None] = lambda _saves: None
@@ -71,7 +72,7 @@ class Scene:
     asked: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        draw = seeded_entropy("scene")
+        draw = seeded_entropy(self.label)
         self.identity = Identity.generate(draw)
         # Nodes with a folder of their own are those that may come back.
         limits = Limits(state=Path("folder") if self.kept else None, uncalibrated=True)
@@ -199,6 +200,10 @@ class Scene:
         chosen = range(self.nodes) if nodes is None else nodes
         return {node: self.parties.store(node).charged.participations.tolist() for node in chosen}
 
+    def memory_of(self, node: int) -> bytes | None:
+        """What a node's client of the protocol remembers of this run."""
+        return self.parties.store(node).state.runs[self.session.proposal.run.hex()].memory
+
     def check(self) -> None:
         """The model is that of the uploads that were summed, and the server's books cover those of the nodes."""
         np.testing.assert_allclose(self.model, self.bare(), rtol=0, atol=1e-5)
@@ -210,5 +215,5 @@ class Scene:
             store = self.parties.store(member.node % MOVED)
             assert store.charged.participations[0] <= client.participations
             if self.carried:
-                taken = rounds_answered(store.state.memory, self.session.proposal.run)
+                taken = rounds_answered(self.memory_of(member.node % MOVED))
                 assert list(taken) == sorted(set(taken)), "a round was answered twice"

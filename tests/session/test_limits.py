@@ -14,9 +14,10 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol import Refusal, decode
 from niss.protocol import messages as wire
 from niss.session.limits import Budget, Limits
-from niss.session.node import ClientState, MemoryStore, Node
+from niss.session.node import Node
 from niss.session.ports import Reply, Request, Stage
 from niss.session.proposal import Proposal, read_proposal
+from niss.session.store import ClientState, MemoryStore
 from niss.tracker.coordinator import NodesTracker
 from session.scene import Scene
 
@@ -167,6 +168,6 @@ def test_a_proposal_says_of_which_version_its_rounds_are() -> None:
 def test_what_a_client_keeps_does_not_grow_with_ever_new_runs() -> None:
     store = MemoryStore()
     for number in range(200):
-        store.join(f"{number:032x}", bytes(1000), Budget(1.0, 1e-5, 0.0), failure=0.0, first_key=0)
+        store.join(f"{number:032x}", bytes(1000), Budget(1.0, 1e-5, 0.0), failure=0.0)
     kept = ClientState.from_bytes(store.state.to_bytes())
     assert list(kept.runs) == [f"{number:032x}" for number in range(136, 200)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol import decode, rounds_answered
-from niss.session.node import ClientState
 from niss.session.ports import Stage
+from niss.session.store import ClientState
 from session.scene import COORDINATES, MOVED, Killed, Scene, stays, update_of
 
 pytestmark = pytest.mark.parametrize("carried", [False, True], ids=["ordinary", "carried"])
@@ -279,7 +279,7 @@ def test_members_keep_their_keys_until_their_next_round_and_no_longer_than_the_l
 ) -> None:
     scene = Scene.of(carried, repair=repair).play()
     for node in range(scene.nodes):
-        memory = json.loads(scene.parties.store(node).state.memory)["memory"]
+        memory = json.loads(scene.memory_of(node))["memory"]
         assert (memory["current"] is None) == (not repair or node in scene.asked[2])
 
 
@@ -330,7 +330,7 @@ def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_r
     assert left < 1e-5 + 20.0 * said
     assert left > 0.01 * said - 1e-5
     for node in range(scene.nodes):
-        taken = rounds_answered(scene.parties.store(node).state.memory, scene.session.proposal.run)
+        taken = rounds_answered(scene.memory_of(node))
         assert list(taken) == sorted(set(taken))
         if carried:
             assert all(after - before >= 2 for before, after in pairwise(taken))

@@ -117,6 +117,7 @@ class Federation:
             "mu": 1.0,
             "clip": 10.0,
             "attempts": 3,
+            "run": RUN,
             "server": self.server.public,
             "holder": self.holder.public,
             "anchor": self.chain.anchor,
@@ -302,7 +303,7 @@ class CarriedFederation(Federation):
         account = CommittedAccount(
             self.schedule,
             colluders=self.policy.colluders,
-            earlier=rounds_answered(seat.kept[-1], RUN),
+            earlier=rounds_answered(seat.kept[-1]),
             **self.account,
         )
         seat.assess, seat.book = account, account.charging(_Book(self.booked[one]), "self")

@@ -81,6 +81,7 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
         colluders=0,
         mu=1.0,
         clip=1.0,
+        run=RUN,
         server=SERVER.public,
         holder=about.holder,
         anchor=anchor,

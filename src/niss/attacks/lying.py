@@ -28,11 +28,12 @@ from niss.protocol.agreement import Agreed, unpack
 from niss.protocol.curve import SecretBytes
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, SimStream
-from niss.session.node import ClientState, MemoryStore, Training
+from niss.session.node import Training
 from niss.session.parties import together
 from niss.session.ports import Request, Stage
 from niss.session.proposal import Setup
 from niss.session.server import drive
+from niss.session.store import ClientState, MemoryStore
 
 Survivors = tuple[int, ...]
 

@@ -58,8 +58,8 @@ from niss.files import LEDGER, LIMITS, PRIVATE, lock_file, locked_folder, read_p
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 from niss.session.books import RunState
 from niss.session.limits import Budget, Spent
-from niss.session.node import SELF, ClientState, MemoryStore, Store
 from niss.session.proposal import IN_HEX
+from niss.session.store import SELF, ClientState, MemoryStore, Store
 from niss.settings import check_json, to_values
 
 LOG = logging.getLogger("flwr")
@@ -147,7 +147,7 @@ class FolderStore(Store):
 
     def _check_ledger(self) -> None:
         """Ledger and notes must name each other."""
-        if self.state.memory is None:
+        if not self.state.saves:
             raise PrivacyError(
                 f"{self._folder} has a ledger but has lost its memory, the file {NOTES!r}", hint=_START_ANEW
             )
@@ -175,6 +175,7 @@ class FolderStore(Store):
         write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{NOTES}.new")
 
     def spent(self, budget: Budget) -> Spent:
+        self._note_limits(budget)
         if not self._ledger.exists():
             return Spent(0.0, self.state.failures, budget)
         return self.spent_by(LedgerFile.read(self._ledger))
@@ -187,11 +188,14 @@ class FolderStore(Store):
         return Spent(ledger.spent(SELF) ** 2, grids + self.state.failures, first)
 
     def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
+        self._note_limits(budget)
+        return _FolderLedger(self, self._ledger, run, relation, budget)
+
+    def _note_limits(self, budget: Budget) -> None:
         limits = {} if budget.ceiling is None else {**asdict(budget.ceiling), "failures": self.state.failures}
         path, text = self._folder / LIMITS, (json.dumps(limits) + "\n").encode()
         if not path.exists() or path.read_bytes() != text:
             write_atomically(path, text)
-        return _FolderLedger(self, self._ledger, run, relation, budget)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from niss.protocol.agreement import previous_of as previous_of
     from niss.protocol.agreement import terms_hash as terms_hash
     from niss.protocol.client import Client as Client
+    from niss.protocol.client import move_prekey as move_prekey
     from niss.protocol.client import rounds_answered as rounds_answered
     from niss.protocol.curve import Entropy as Entropy
     from niss.protocol.curve import SecretBytes as SecretBytes
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "agreement": "Agreed agree participants_hash previous_of terms_hash",
-    "client": "Client rounds_answered",
+    "client": "Client move_prekey rounds_answered",
     "keyfile": "Coalition create_keyfile load_coalition load_identity",
     "keys": "LINKS_PER_ROUND PUBLIC_BYTES SIGNATURE_BYTES BeaconChain Identity PrekeyStore check_prekey "
     "decode_prekey encode_prekey fingerprint verify",

@@ -103,36 +103,30 @@ class CurrentRound:
 
 @dataclass
 class Memory:
-    """What a client knows of the rounds it answered.
+    """What a client knows of one run.
 
-    last        by run, in hex, the last (round, attempt) answered: no earlier one is answered again
-    beacon      by anchor, in hex, the last link seen: no earlier one is accepted again
-    carried     by run, in hex, all rounds charged where shares are carried: the cost of the next one depends on them
+    last        the (round, attempt) that was answered last: no earlier one is answered again, nor is its link accepted
     state       where it stands in the current round
     current     that round, until it is closed
+    carried     all rounds charged where shares are carried: the cost of the next one depends on them
     """
 
-    last: dict[str, tuple[int, int]] = field(default_factory=dict)
-    beacon: dict[str, int] = field(default_factory=dict)
+    last: tuple[int, int] | None = None
     state: ClientStage = ClientStage.IDLE
     current: CurrentRound | None = None
-    carried: dict[str, list[int]] = field(default_factory=dict)
+    carried: list[int] = field(default_factory=list)
 
     __pydantic_config__ = _STRICT
-
-    def answered(self, run: bytes, number: int, attempt: int) -> bool:
-        """Whether this attempt, or a later one, was answered before."""
-        return (number, attempt) <= self.last.get(run.hex(), (-1, -1))
 
 
 @dataclass(repr=False)
 class _Kept(Secret):
-    """Memory and prekeys as one piece, to be kept or replaced together."""
+    """Memory of a run and the prekeys made for it as one piece, to be kept or replaced together."""
 
     memory: Memory
     next_prekey: int
     prekeys: Mapping[int, bytes]
-    version: Literal[1] = 1
+    version: Literal[2] = 2
 
     __pydantic_config__ = _STRICT
 
@@ -149,8 +143,7 @@ def restore(kept: bytes) -> tuple[Memory, PrekeyStore]:
     """The memory and the prekeys of an earlier `dump`; anything else is a `LocalProtocolError`."""
     kept = SecretBytes(kept)
     found = _read(kept)
-    if found is None:
-        # Raised here, where no traceback finds the keys among the locals.
+    if found is None:  # Raised here, where no traceback finds the keys among the locals.
         raise LocalProtocolError(
             "this client's memory is damaged, or was written by another version of niss",
             hint="enrol with a new identity; an old one without its memory could answer a round twice",
@@ -164,15 +157,21 @@ def _read(kept: SecretBytes) -> _Kept | None:
     return None
 
 
-def rounds_answered(kept: bytes | None, run: bytes) -> tuple[int, ...]:
+def rounds_answered(kept: bytes | None) -> tuple[int, ...]:
     """The rounds of a run with carried shares that the client of this memory was charged for, and so may have answered.
 
     It is written after the charge and before the upload leaves: a round that is not here has shown nothing.
     """
-    if kept is None:
-        return ()
-    kept = SecretBytes(kept)
-    return tuple(restore(kept)[0].carried.get(run.hex(), ()))
+    kept = None if kept is None else SecretBytes(kept)
+    return () if kept is None else tuple(restore(kept)[0].carried)
+
+
+def move_prekey(number: int, giver: bytes, taker: bytes) -> tuple[bytes, bytes]:
+    """What two runs keep, after an unused prekey with that number, if there is one, went over to the second."""
+    (memory, keys), (other, more) = restore(giver), restore(taker)
+    if number in keys and (memory.current is None or memory.current.prekey != number):
+        keys.give(number, more)
+    return dump(memory, keys), dump(other, more)
 
 
 Answer = TypeVar("Answer", Upload, Reveal)
@@ -180,14 +179,15 @@ Update = NDArray[np.floating[Any]] | Iterable[NDArray[np.floating[Any]]]
 
 
 class Client:
-    """One client of a run, over all its rounds.
+    """One client of one run, over all its rounds: of what it does in other runs it knows nothing.
 
     identity    signs what it sends
     policy      what it insists on
     assess      the worst-case mu of a round, given that many colluders
     charge      books that mu, durably, before the upload leaves; raises if the budget does not allow it
     persist     writes the client's memory, durably, before any message leaves; the bytes are secret
-    kept        what `persist` was last given, to go on after a restart
+    kept        what `persist` was given last, to go on after a restart
+    next_prekey no prekey made here has a lower number: an identity counts those of all its runs together
     """
 
     def __init__(
@@ -199,6 +199,7 @@ class Client:
         charge: Callable[[Agreed, float], None],
         persist: Callable[[bytes], None],
         kept: bytes | None = None,
+        next_prekey: int = 0,
     ) -> None:
         self._identity, self.policy = identity, policy
         self._assess, self._charge, self._persist = assess, charge, persist
@@ -208,6 +209,7 @@ class Client:
         if kept is not None:
             kept = SecretBytes(kept)  # Not left for a traceback to show.
             self._memory, self._prekeys = restore(kept)
+        self._prekeys.next_number = max(self._prekeys.next_number, next_prekey)
 
     @property
     def public(self) -> bytes:
@@ -218,6 +220,11 @@ class Client:
     def next_prekey(self) -> int:
         """The number that the next prekey to be made will have."""
         return self._prekeys.next_number
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """The (round, attempt) that was answered last, or used up."""
+        return self._memory.last
 
     def enrol(self, count: int, entropy: Entropy) -> tuple[Prekey, ...]:
         """`count` fresh signed prekeys to hand to the tracker or the server; of older ones the newest are kept."""
@@ -257,8 +264,7 @@ class Client:
         own = agreed.participants[seat].prekey.number
         keys = EdgeKeys(agreed, seat, self._prekeys.private(own))
         keys.agree_with_all()
-        memory.last[terms.run.hex()] = (terms.round, terms.attempt)
-        memory.beacon[self.policy.anchor.hex()] = opened.beacon.index
+        memory.last = (terms.round, terms.attempt)
         self._forget_prekey()
         if terms.carrying is not None:
             # Prekeys are used up in turn: older ones were announced for rounds that this client missed.
@@ -267,9 +273,10 @@ class Client:
         fresh = self._prekeys.batch(1, self._identity, entropy)
         self._remember()
         self._charge(agreed, mu)
-        if terms.carrying is not None:
-            # What the next round costs depends on those that were paid for: on no upload that cannot have left.
-            memory.carried.setdefault(terms.run.hex(), []).append(terms.round)
+        if (
+            terms.carrying is not None
+        ):  # What the next round costs depends on those paid for, and on no others.
+            memory.carried.append(terms.round)
             self._remember()
         self._accepted = keys, fresh
 
@@ -317,9 +324,7 @@ class Client:
         round that carries noise on may be asked until the repair of the next round is over.
         """
         current = self._memory.current
-        if current is None:
-            return False
-        return current.seat in self._opened(current).committee
+        return current is not None and current.seat in self._opened(current).committee
 
     def reveal(self, request: RevealRequest) -> Reveal:
         """A member's part of the repair, for one survivor set a round: what takes out masks and shares.
@@ -379,18 +384,20 @@ class Client:
     def _check_round(self, opened: RoundOpen) -> tuple[Agreed, int]:
         """Everything a lying server, tracker or relay could have got wrong; the agreed round and this client's seat.
 
-        Signature, replay of an attempt, terms that its policy does not allow, number of participants, the list of them,
-        the beacon, terms that cannot be carried out, a grid on which the sum wraps; with carried shares also the
+        Signature, run, replay of an attempt, terms that its policy does not allow, number of participants, the list of
+        them, the beacon, terms that cannot be carried out, a grid on which the sum wraps; with carried shares also the
         schedule, and the rounds before and after.
         """
-        policy, terms = self.policy, opened.terms
+        policy, terms, last = self.policy, opened.terms, self.last
         verify(policy.server, "open", signed_part(opened), opened.signature)
-        if self._memory.answered(terms.run, terms.round, terms.attempt):
+        if terms.run != policy.run:
+            raise RemoteProtocolError("the round belongs to another run than its message says")
+        if last is not None and (terms.round, terms.attempt) <= last:
             raise RemoteProtocolError(f"round {terms.round}, attempt {terms.attempt} was answered before")
         policy.check_terms(terms)
         size, cohorts = len(opened.participants), None
         if policy.schedule is not None:
-            cohorts = policy.schedule.check_round(opened, self._memory.last.get(terms.run.hex(), (None,))[0])
+            cohorts = policy.schedule.check_round(opened, None if last is None else last[0])
         elif terms.carrying is not None or opened.cohorts is not None:
             raise RemoteProtocolError(
                 "the round carries noise, but this client has agreed to no schedule for it"
@@ -408,7 +415,7 @@ class Client:
             expected=link_of(terms.round, terms.attempt),
             anchor=policy.anchor,
             holder=policy.holder,
-            after=self._memory.beacon.get(policy.anchor.hex(), 0),
+            after=0 if last is None else link_of(*last),
         )
         if cohorts is not None:
             check_cohorts(opened, cohorts, policy.trusted, anchor=policy.anchor, holder=policy.holder)
@@ -434,23 +441,18 @@ class Client:
                 raise RemoteProtocolError("a participant is not among the identities this client trusts")
         seat = identities.index(self.public)
         number, current = opened.participants[seat].prekey.number, self._memory.current
-        if number < self.policy.first_prekey:
-            raise RemoteProtocolError("this client is listed with a prekey made before it joined the run")
         if number not in self._prekeys or (current is not None and current.prekey == number):
             raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")
         return seat
 
     def _current(self, context: bytes) -> tuple[Agreed, CurrentRound]:
         """The round under way, of mode `repair`; the context must be its own, or that of what it carries on."""
-        current = self._memory.current
-        if current is None:
+        if (current := self._memory.current) is None:
             raise RemoteProtocolError("this client is not in a round")
         agreed = self._opened(current)
-        after = None if agreed.after is None else agreed.after.context.digest()
-        if context not in (agreed.digest, after):
+        if context not in (agreed.digest, agreed.after and agreed.after.context.digest()):
             raise RemoteProtocolError("the message belongs to another round than the one under way")
-        if agreed.terms.mode != "repair":
-            # Nothing was charged for reveals.
+        if agreed.terms.mode != "repair":  # Nothing was charged for reveals.
             raise RemoteProtocolError(f"a round of mode {agreed.terms.mode!r} is not repaired")
         return agreed, current
 
@@ -462,8 +464,7 @@ class Client:
 
     def _forget_prekey(self) -> None:
         """Erase the prekey of the round that is over: from here on its seeds cannot be derived again."""
-        current = self._memory.current
-        if current is not None and current.prekey in self._prekeys:
+        if (current := self._memory.current) is not None and current.prekey in self._prekeys:
             self._prekeys.erase(current.prekey)
 
     def _remember(self) -> None:

@@ -301,6 +301,12 @@ class PrekeyStore(Secret):
         self.private(id)
         del self.privates[id]
 
+    def give(self, id: int, other: PrekeyStore) -> None:
+        """Hand a prekey over to another store of the same identity."""
+        other.privates[id] = self.private(id)
+        other.next_number = max(other.next_number, id + 1)
+        del self.privates[id]
+
     def keep_newest(self, count: int, *, besides: int | None) -> None:
         """Forget the oldest beyond `count` or `MOST_PREKEYS`, but not the one with the number `besides`."""
         excess = len(self) - max(count, MOST_PREKEYS)

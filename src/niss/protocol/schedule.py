@@ -278,10 +278,9 @@ class Policy:
     strength        what the shares of a client must amount to, `neighbours * unit_variance * (divisor / clip)^2`,
                     where a plan fixes it (its kappa, in units of the update); None: any, for the charge says what
     modes           how dropouts may be handled
-    server, holder  identities of the server and of the beacon's holder
-    anchor          the end of the beacon chain
-    first_prekey    number of the first own prekey that counts. Those before were made before the client joined the
-                    run: a graph drawn with one of them may have been looked at before it was asked
+    run             the only one whose rounds are answered
+    server, holder  identities of its server and of its beacon's holder
+    anchor          the end of its beacon chain
     trusted         identities it shares noise with; None: anyone with a valid signature
     schedule        of a run with carried shares, which it has agreed to: no other round of it is answered; None: no
                     noise is carried
@@ -291,6 +290,7 @@ class Policy:
     colluders: int
     mu: float
     clip: float
+    run: bytes
     server: bytes
     holder: bytes
     anchor: bytes
@@ -299,7 +299,6 @@ class Policy:
     trusted: frozenset[bytes] | None = None
     strength: float | None = None
     rounds: int | None = None
-    first_prekey: int = 0
     batch: float | None = None
     schedule: Schedule | None = None
 

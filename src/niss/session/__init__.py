@@ -4,7 +4,8 @@
     server    `Session`, the server's half: begin, requests, take, finish; and the loop `drive`
     members   who joined, who is left out, and whose turn it is
     books     what was charged and what happened; the statement
-    node      `Node`, the client's half, and what it keeps: charged before anything is trained
+    node      `Node`, the client's half: charged before anything is trained
+    store     what a client keeps of its runs
     limits    what the owner of a node insists on, and what all runs may cost it
     proposal  how a run begins, on both sides
     metrics   metrics inside the upload, on both sides

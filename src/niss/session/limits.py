@@ -324,11 +324,8 @@ class Limits:
             )
         return None
 
-    def policy(self, proposal: Proposal, *, first_prekey: int = 0) -> Policy:
-        """What the protocol's client enforces in each round of the run; checks the proposal first.
-
-        `first_prekey` is the number of the first prekey that was made for this run.
-        """
+    def policy(self, proposal: Proposal) -> Policy:
+        """What the protocol's client enforces in each round of the run; checks the proposal first."""
         self.check(proposal)
         plan, schedule = proposal.plan, proposal.schedule
         trusted = None
@@ -339,12 +336,12 @@ class Limits:
             colluders=proposal.plan.colluders,
             mu=proposal.round_mu,
             clip=proposal.plan.clip,
+            run=proposal.run,
             server=proposal.server,
             holder=proposal.holder,
             anchor=proposal.anchor,
             rounds=plan.chain_rounds if schedule is None else schedule.rounds,
             attempts=plan.attempts,
-            first_prekey=first_prekey,
             modes=(proposal.mode,),
             trusted=trusted,
             # With a schedule, all that may be in the terms is fixed.

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from niss.protocol import Entropy, Identity, Prekey
 from niss.session.limits import Limits
-from niss.session.node import MemoryStore, Node, Training
+from niss.session.node import Node, Training
 from niss.session.ports import Deliver, Relay, Reply, Request, Stage
 from niss.session.proposal import Proposal, Setup, proposable
 from niss.session.server import Session
+from niss.session.store import MemoryStore
 
 FloatArray = NDArray[np.float64]
 Update = Callable[[int, Training], FloatArray]

@@ -1,0 +1,227 @@
+"""What a client keeps of its runs, and where: its identity, what it agreed to and remembers, what it spent.
+
+Everything of one run is in its `JoinedRun`, and nothing of it elsewhere but in the ledger: runs share an identity, the
+numbers of its keys, and a budget.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from niss.accounting import Charge, ChargeableLedger, Ledger
+from niss.errors import ConfigError, LocalProtocolError, PrivacyError
+from niss.protocol import Entropy, Identity, SecretBytes
+from niss.session.limits import Budget, Spent
+from niss.settings import check_json, to_values
+
+SELF = "self"
+"""The name of the client in its own ledger."""
+MOST_FAILING_RUNS = 1_000
+"""Most runs that one identity joins whose bounds on colluders may fail."""
+MOST_RUNS_OVER = 10_000
+"""Most runs that one identity takes part in and then forgets."""
+_MOST_RUNS = 64
+_VERSION = 2
+_IN_BASE64 = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+
+
+@dataclass
+class JoinedRun:
+    """What a client remembers of a run.
+
+    proposal   that it agreed to, as the server signed it
+    first_key  number of the first prekey that was made after it was joined
+    memory     of the protocol's machine in this run, with the one-time keys for it: secret
+    step       how many of its requests were answered
+    answered   whether any of its rounds was
+    """
+
+    __pydantic_config__: ClassVar[Any] = _IN_BASE64
+
+    proposal: bytes
+    first_key: int
+    memory: bytes | None = None
+    step: int = 0
+    answered: bool = False
+
+    def __post_init__(self) -> None:
+        self.memory = None if self.memory is None else SecretBytes(self.memory)
+
+
+@dataclass
+class ClientState:
+    """What a client remembers of its runs.
+
+    runs      by id in hex, those last that were heard of last
+    over      ids of runs that it took part in and has forgotten: none is joined again, as earlier rounds may count in
+              the price of later ones
+    next_key  number of the next prekey, whatever run it is for
+    saves     how often this was written
+    ledger    head of the ledger after the last charge; None before the first
+    failures  with what probability any bound on colluders of a run that was joined may fail, at most
+    failing   how many runs that is for
+    """
+
+    __pydantic_config__: ClassVar[Any] = _IN_BASE64
+
+    runs: dict[str, JoinedRun] = field(default_factory=dict)
+    over: list[str] = field(default_factory=list)
+    next_key: int = 0
+    saves: int = 0
+    ledger: str | None = None
+    failures: float = 0.0
+    failing: int = 0
+
+    def note(self, run: str, joined: JoinedRun) -> None:
+        """Remember a run as the latest. Of those only joined the oldest are forgotten, and of those with rounds.
+
+        So nobody fills the disk with runs, and whoever only proposes some makes a client forget none with rounds.
+        """
+        self.runs.pop(run, None)
+        self.runs[run] = joined
+        for answered in (False, True):
+            alike = [one for one, known in self.runs.items() if known.answered == answered]
+            for oldest in alike[:-_MOST_RUNS]:
+                del self.runs[oldest]
+                self.over += [oldest] if answered else []
+
+    def to_bytes(self) -> SecretBytes:
+        """The state as it is kept: JSON, with bytes in base64."""
+        values = dict.fromkeys(_KEPT) | to_values(self) | {"version": _VERSION}
+        return SecretBytes(json.dumps(values).encode())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ClientState:
+        """The state in `data`; raises `LocalProtocolError`, without showing any of it, if it is damaged."""
+        data = SecretBytes(data)  # Not left for a traceback to show.
+        state = cls._parse(data)
+        if state is None:
+            # Raised here, where no traceback finds the keys among the locals.
+            raise LocalProtocolError(
+                "this client's saved state is damaged, or another niss wrote it",
+                hint="go on with the niss that wrote it; without its memory a client could answer a round twice",
+            )
+        return state
+
+    @classmethod
+    def _parse(cls, data: SecretBytes) -> ClientState | None:
+        try:
+            values = json.loads(data)
+            whole = values["version"] == _VERSION and values.keys() >= _KEPT
+            return check_json(cls, data) if whole else None
+        except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            return None
+
+
+_KEPT = {one.name for one in fields(ClientState)}
+
+
+class Store(ABC):
+    """Where a client keeps its identity, its state and its ledger."""
+
+    identity: Identity
+    state: ClientState
+
+    @abstractmethod
+    def save(self) -> None:
+        """Keep `state`; durable when this returns, as far as the place allows."""
+
+    @abstractmethod
+    def spent(self, budget: Budget) -> Spent:
+        """All that was charged; `budget` is what may be spent in all, where no earlier run has fixed it."""
+
+    @abstractmethod
+    def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
+        """The ledger that the rounds of a run are charged to.
+
+        run       id of the run, in hex
+        relation  what the run hides, `zero-out` or `replace-one`
+        budget    what may be spent in all, where no earlier run has fixed it; its ceiling holds in any case
+        """
+
+    def join(
+        self, run: str, proposal: bytes, budget: Budget, *, failure: float, mu: float = 0.0
+    ) -> JoinedRun:
+        """What is remembered of a run: that this proposal was agreed to, unless it was joined before; kept with `save`.
+
+        run       id of the run, in hex
+        proposal  as the server signed it
+        budget    what may be spent in all, where no earlier run has fixed it
+        failure   with what probability a bound on colluders of any graph of the run may fail
+        mu        what one round of it costs, at most
+
+        Raises `PrivacyError` where the budget does not cover another round, so that nobody waits for this client, where
+        the bounds on colluders of all runs together could fail too often, and for a run that is over for this client.
+        """
+        spent, state = self.spent(budget), self.state
+        spent.require_round(budget, mu)
+        if run in state.runs:
+            return state.runs[run]
+        if run in state.over or len(state.over) >= MOST_RUNS_OVER:
+            raise PrivacyError(
+                f"the run is over for this client, or the {MOST_RUNS_OVER} runs that it can take part in are",
+                hint="start a new run; a new niss-state folder and identity would be a new budget on the same data",
+            )
+        if failure > 0.0:
+            if state.failing >= MOST_FAILING_RUNS:
+                raise PrivacyError(
+                    f"this identity has joined {MOST_FAILING_RUNS} runs whose bounds on colluders may fail",
+                    hint="a new niss-state folder and identity would be a new budget on the same data",
+                )
+            spent.require_run(budget, failure)
+            state.failures, state.failing = state.failures + failure, state.failing + 1
+        joined = JoinedRun(proposal, state.next_key)
+        state.note(run, joined)
+        return joined
+
+
+class MemoryStore(Store):
+    """Keeps everything in this process.
+
+    charged   ledger of this one client
+    budget    what the first charge was made against; None before it
+    failures  what the grids of all rounds cost in delta
+    """
+
+    def __init__(self, entropy: Entropy = os.urandom) -> None:
+        self.identity, self.state = Identity.generate(entropy), ClientState()
+        self.charged, self.failures = Ledger.empty(1), 0.0
+        self.budget: Budget | None = None
+
+    def save(self) -> None:
+        self.state.saves += 1
+
+    def spent(self, budget: Budget) -> Spent:
+        failures = self.failures + self.state.failures
+        return Spent(float(self.charged.joint_squared[0]), failures, self.budget or budget)
+
+    def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
+        del run, relation
+        return _LedgerInMemory(self, budget)
+
+
+@dataclass(frozen=True)
+class _LedgerInMemory:
+    """Charges a store, and saves it at once: what follows the charge may fail."""
+
+    store: MemoryStore
+    budget: Budget
+
+    def charge(
+        self, round: int, attempt: int, charges: Mapping[str, Charge], basis: Mapping[str, Any]
+    ) -> None:
+        del round, attempt, basis  # The protocol's memory knows which rounds were answered.
+        store = self.store
+        charge = store.spent(self.budget).require_room(self.budget, charges[SELF])
+        store.budget = store.budget or self.budget
+        store.charged.budget = np.array([store.budget.mu])
+        store.charged.charge(np.zeros(1, dtype=np.int64), charge)
+        store.failures += charge.grid_delta or 0.0
+        store.save()
