@@ -34,7 +34,6 @@ test-all: lint
 docs: .venv/.installed-dev
 	$(BIN)/python tools/write_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
-	$(BIN)/python tools/check_site.py build/site
 
 # Damaged and hostile input against all that reads what others send: wire format, machines, terms, proposals, Flower's
 # replies, the tracker's API. Some hours; `make fuzz COUNT=10000` is a few minutes, `TARGETS=flower` one of them.

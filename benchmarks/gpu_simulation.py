@@ -15,19 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median
-from types import ModuleType
 
 import torch
 from harness import Report, Row, command_line, in_turns, seconds
 from torch import Tensor
-
-try:
-    import cryptography  # noqa: F401
-except ImportError:  # a GPU machine may lack it, and nothing here draws secret noise
-    for missing in ("", ".hazmat", ".hazmat.primitives", ".hazmat.primitives.ciphers"):
-        sys.modules["cryptography" + missing] = ModuleType("cryptography" + missing)
-    ciphers = sys.modules["cryptography.hazmat.primitives.ciphers"]
-    ciphers.Cipher = ciphers.algorithms = ciphers.modes = None  # type: ignore[attr-defined]
 
 from niss.graph import ShareGraph
 from niss.learning import Cnn, Cohort, FlatLayout, ImageSamples, Job, LocalTraining, Mlp, build_model
@@ -139,13 +130,8 @@ def noise(repeats: int) -> list[Row]:
 
             spent = median(timed(add, repeats))
             rate = draws * edges * coordinates / spent
-            row = {
-                "noise": distortion,
-                "h": coordinates,
-                "ms": 1e3 * spent,
-                "G/s": rate / 1e9,
-                "of raw": rate / raw,
-            }
+            row: Row = {"noise": distortion, "h": coordinates, "ms": 1e3 * spent}
+            row |= {"G/s": rate / 1e9, "of raw": rate / raw}
             rows.append(row | {"bytes more": torch.cuda.max_memory_allocated() - before})
     return [*rows, {"noise": "torch.randn", "G/s": raw / 1e9, "of raw": 1.0}]
 

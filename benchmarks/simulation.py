@@ -22,9 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -642,19 +642,7 @@ def missing(name: str, case: Case) -> str:
     return ""
 
 
-@contextmanager
-def busy_core(wanted: bool) -> Iterator[None]:
-    """Another process that keeps one core busy meanwhile."""
-    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if wanted else None
-    try:
-        yield
-    finally:
-        if spinner is not None:
-            spinner.kill()
-            spinner.wait()
-
-
-def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> list[dict[str, Any]]:
+def measure(case: Case, names: list[str], repeats: int) -> list[dict[str, Any]]:
     """All contestants on one case, in turns, the fastest first.
 
     The ratio to the baseline is taken turn by turn, because the machine may be shared: its load drifts, and neighbours
@@ -670,10 +658,9 @@ def measure(case: Case, names: list[str], repeats: int, *, busy: bool) -> list[d
             seat.play(counts=False)
             if not seat.failure:
                 memory[seat.name] = megabytes(family(seat.process.pid), "Pss")
-        with busy_core(busy):
-            for _ in range(repeats):
-                for seat in seats:
-                    seat.play(counts=True)
+        for _ in range(repeats):
+            for seat in seats:
+                seat.play(counts=True)
     finally:
         for seat in seats:
             seat.close()
@@ -708,15 +695,14 @@ def main() -> None:
         only=list(CONTESTANTS),
         models={"nargs": "+", "choices": list(CASES), "default": list(CASES)},
         device={"default": "cpu", "choices": ("cpu", "cuda")},
-        busy={"action": "store_true", "help": "another process keeps one core busy"},
     )
     report = Report(options, "torch", "jax", "fedjax", "flwr", "ray", "pfl")
     for model in options.models:
         sizes = CUDA_CASES.get(model, CASES[model]) if options.device == "cuda" else CASES[model]
         case = Case(model, *(QUICK if options.quick else sizes), options.device)
-        rows = measure(case, options.only, options.repeats, busy=options.busy)
+        rows = measure(case, options.only, options.repeats)
         if rows:
-            report.add(case.title + (", one core kept busy" if options.busy else ""), rows)
+            report.add(case.title, rows)
 
 
 if __name__ == "__main__":

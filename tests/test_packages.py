@@ -35,7 +35,7 @@ NEEDED = (
 )
 OUTSIDE = (
     "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "NOTICE", "SECURITY.md",
-    "constraints.txt", "mkdocs.yml", "pyproject.toml", "docs/index.md", "tests/test_packages.py", "tools/check_site.py",
+    "constraints.txt", "mkdocs.yml", "pyproject.toml", "docs/index.md", "tests/test_packages.py", "tools/site_hooks.py",
 )  # fmt: skip
 BUILD = (
     "import sys, hatchling.build as b; print(b.build_sdist(sys.argv[1])); print(b.build_wheel(sys.argv[1]))"

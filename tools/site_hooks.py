@@ -2,7 +2,8 @@
 
 Formulas stand between dollars, as GitHub takes them, and become MathML, which browsers draw without a script; tau^2 and
 the like in a sentence do too. A picture with a variant for dark pages (`x-dark.png` for `x.png`) is shown in both, and
-the style sheet hides one. Tables and formulas that are too wide scroll, by keyboard too.
+the style sheet hides one. Tables and formulas that are too wide scroll, by keyboard too. A page that would load
+anything from elsewhere fails the build; broken links and anchors do by the settings of MkDocs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,6 +33,13 @@ _SYMBOL = re.compile(
     rf"(?<![\w\\$`./-])(?P<name>{_GREEK}|[A-Za-z](?=_))(?P<low>_(?:[a-z0-9]|min))?(?P<high>\^2)?(?![\w(`^-])"
 )
 
+# What a browser would fetch from another site: scripts, pictures and frames, style sheets and icons, parts of styles.
+_FROM_ELSEWHERE = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio)\b[^>]*\ssrc=["']?(?:https?:)?//"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|(?:shortcut )?icon|preload|preconnect|dns-prefetch|manifest))"""
+    r"""[^>]*\shref=["']?(?:https?:)?//|(?:url\(\s*|@import\s+)["']?(?:https?:)?//""",
+    re.IGNORECASE,
+)
 _PICTURE = re.compile(r'<img (?P<before>[^>]*)src="(?P<path>[^"]+)\.png"(?P<after>[^>]*)/?>')
 
 
@@ -100,3 +109,9 @@ def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
 def on_post_page(output: str, **_: Any) -> str:
     # The theme's dialog has no name of its own.
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    for path in sorted(path for kind in ("html", "css") for path in Path(config.site_dir).rglob(f"*.{kind}")):
+        if found := _FROM_ELSEWHERE.search(path.read_text(encoding="utf-8")):
+            raise PluginError(f"{path.name} loads something from elsewhere: {found[0]}")

@@ -13,9 +13,8 @@ import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -202,9 +201,10 @@ def work_through(tasks: Sequence[Task], job: Job, processes: int) -> list[str]:
             processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers, share)
         ) as pool:
             patience = max(job.until + RESERVE / 2.0 - time.time(), 0.1)
-            outcomes = pool.map(perform, tasks, repeat(job), timeout=patience)
+            begun = {pool.submit(perform, task, job): task for task in tasks}
             try:
-                for task, outcome in zip(tasks, outcomes, strict=True):
+                for done in as_completed(begun, timeout=patience):
+                    task, outcome = begun[done], done.result()
                     if outcome.finished:
                         left.remove(task.name)
                     print(f"{job.until - time.time():6.0f} s left | {task.name}: {outcome}", flush=True)
