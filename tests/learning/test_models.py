@@ -39,6 +39,9 @@ PLAYS = TokenSamples(80, 80)
         ("cnn", IMAGES, 10, {}, 1_663_370),
         ("mlp", IMAGES, 10, {}, 199_210),
         ("cnn", COLOURED, 10, {}, 2_432 + 51_264 + (64 * 8 * 8 + 1) * 512 + 5_130),
+        # Papernot et al. (2021), table 1.
+        ("cnn", IMAGES, 10, {"activation": "tanh"}, 26_010),
+        ("cnn", ImageSamples((2, 14, 15)), 3, {"activation": "tanh"}, 2_064 + 8_224 + 33 * 32 + 99),
         ("mlp", COLOURED, 100, {"hidden": (32,)}, 3073 * 32 + 33 * 100),
         ("mlp", ImageSamples((1, 2, 3)), 4, {"hidden": ()}, 7 * 4),
         ("resnet", COLOURED, 10, {}, 177_178),

@@ -106,6 +106,7 @@ def test_the_demo_takes_part_six_times():
 
 
 SIX = {"participants": 6}
+RECORD = {"unit": "record", "batch": 0.1}
 ADAPTIVE = {"epsilon": 20.0, "clip": 4.0, "quantile": 0.5, "first_clip": 0.1}
 CARRIED, SECRET, CORRELATED = (
     [{"name": "niss-carried"}],
@@ -130,7 +131,18 @@ REFUSED = [
     ({"privacy": {"epsilon": [1.0, 2.0]}}, "privacy.epsilon: 2 values for 12 clients"),
     ({"methods": [{"tau2": [0.1, 0.2]}]}, "methods.tau2: 2 values for 12 clients"),
     ({"privacy": {"colluders": 5}}, "privacy.colluders: 5 of 6 participants leave nobody"),
-    ({"privacy": {"unit": "record"}}, "privacy.unit: .*batches of records"),
+    # Records of silos.
+    ({"privacy": RECORD}, "data.silos: .*take part in every round"),
+    ({"data": {"silos": 5}, "privacy": {"unit": "record"}, "training": {}}, "privacy.batch: is missing"),
+    ({"data": {"silos": 5}, "privacy": {**RECORD, "unit": "client"}, "training": {}}, "privacy.batch: .*only records"),
+    ({"data": {"silos": 5}, "privacy": {**RECORD, "relation": "replace-one"}, "training": {}}, "privacy.relation"),
+    ({"data": {"silos": 5}, "privacy": {**RECORD, "participations": 2}, "training": {}}, "privacy.participations"),
+    *(
+        ({"data": {"silos": 5}, "privacy": RECORD, "training": {name: value}}, f"training.{name}: .*one secret batch")
+        for name, value in {"epochs": 1, "batch_size": 4, "learning_rate": 1.0, "momentum": 0.5}.items()
+    ),
+    ({"data": {"silos": 5}, "privacy": RECORD, "training": {"weights": "declared"}}, "training.weights"),
+    ({"data": {"silos": 5}, "privacy": RECORD, "training": {}, "methods": [{"carry": True}]}, "gains nothing"),
     ({"training": {"participants": 5, "sampling": "cyclic"}}, "do not make whole cohorts"),
     ({"training": {"participants": 3, "sampling": "uniform", "separation": 5}}, "ask for at most 4"),
     ({"training": {"participants": 3, "sampling": "cyclic", "separation": 5}}, "ask for at most 4"),

@@ -417,9 +417,9 @@ def test_a_target_per_round_pays_for_every_round_in_which_the_bound_on_colluders
 
 def test_declared_sizes_weight_the_clients_and_are_capped():
     sizes = np.array([10, 20, 100])
-    assert aggregation_weights(sizes, rule="equal", cap=None) == pytest.approx([1 / 3] * 3)
-    assert aggregation_weights(sizes, rule="declared", cap=None) == pytest.approx(sizes / 130)
-    assert aggregation_weights(sizes, rule="declared", cap=20) == pytest.approx([0.2, 0.4, 0.4])
+    assert aggregation_weights(sizes, rule="equal", cap=None, divisor=3) == pytest.approx([1 / 3] * 3)
+    assert aggregation_weights(sizes, rule="declared", cap=None, divisor=3) == pytest.approx(sizes / 130)
+    assert aggregation_weights(sizes, rule="declared", cap=20, divisor=3) == pytest.approx([0.2, 0.4, 0.4])
 
 
 def test_batchnorm_and_dropout_models_run_and_keep_integer_buffers(datasets, held_out):

@@ -61,7 +61,7 @@ def test_poisson_draws_each_client_on_its_own() -> None:
 def test_weights_of_a_secret_draw_do_not_depend_on_who_joined() -> None:
     for count in (1, 4, 9):
         sizes = np.full(count, 10)
-        assert aggregation_weights(sizes, rule="equal", cap=None, expected=5) == pytest.approx([0.2] * count)
+        assert aggregation_weights(sizes, rule="equal", cap=None, divisor=5) == pytest.approx([0.2] * count)
 
 
 def test_poisson_rounds_divide_by_the_expected_number(given):

@@ -67,11 +67,11 @@ class Plan(Trust, Horizon, Sharing, Target):
     method: Annotated[
         Annotated[str, OneOf(method_names)] | InstanceOf[Method],
         Doc(
-            "`fedavg` (no noise), `dp-fedavg` (own noise, not cancelled), `central-dp` (a trusted server adds the "
-            "noise once), `central-dp-sampled` (and draws participants in secret), `central-mf` (and correlates it "
-            "over rounds), `secagg-ddg` (secure aggregation, every client adds a part of the noise), `niss` (noise "
-            "shares that cancel), `niss-carried` (and noise carried from one round to the next); or the method itself, "
-            "with settings of its own: `CentralMf(bands=5)`."
+            "`fedavg` (no noise), `alone` (one client trains by itself), `dp-fedavg` (own noise, not cancelled), "
+            "`central-dp` (a trusted server adds the noise once), `central-dp-sampled` (and draws participants in "
+            "secret), `central-mf` (and correlates it over rounds), `secagg-ddg` (secure aggregation, every client "
+            "adds a part of the noise), `niss` (noise shares that cancel), `niss-carried` (and noise carried from one "
+            "round to the next); or the method itself, with settings of its own: `CentralMf(bands=5)`."
         ),
     ] = "niss"
     kappa: Annotated[Positive, Doc("Strength of the shares: v sigma^2 = kappa sigma_k^2.")] = 1.0

@@ -24,7 +24,7 @@ from niss.methods.base import (
     of_participants,
     server_adversary,
 )
-from niss.methods.central import CentralDp, CentralDpSampled, CentralMf
+from niss.methods.central import Alone, CentralDp, CentralDpSampled, CentralMf
 from niss.methods.fedavg import DpFedAvg, FedAvg
 from niss.methods.look import Look
 from niss.methods.niss import Niss, NissCarried
@@ -35,6 +35,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         FedAvg(),
+        Alone(),
         DpFedAvg(),
         CentralDp(),
         CentralDpSampled(),

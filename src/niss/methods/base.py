@@ -180,7 +180,8 @@ class Method(ABC):
                     delta for noise on a grid, even where they are only simulated
     masks_uploads   whether the server sees nothing of an upload but the sum that it is part of
     settings        the fields of a plan that mean something to it and nothing to the other methods
-    samplings       how participants may be drawn, the one to fall back on first; empty: in any way
+    samplings       how participants may be drawn, the one to fall back on first; empty: in any way. `alone`: nobody is
+                    drawn, one client trains by itself
     secret_draw     whether its epsilon holds only against those who do not learn who took part
     whole_run       whether its noise is planned for a whole run of a known length, not for a round
     correlates      whether noise of a round is taken out again in another, so that all must have the same clip

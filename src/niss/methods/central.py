@@ -21,7 +21,7 @@ from niss.errors import ConfigError
 from niss.mechanism import add_gaussian, poisson_epsilon, poisson_multiplier
 from niss.mechanism.noise import BandedRoot, banded_root
 from niss.methods.base import FloatArray, IntArray, Method, NoiseHistory
-from niss.methods.look import BROWN, DASH_DOT, DASHED, ORANGE, SHORT, VERMILION, Look
+from niss.methods.look import BROWN, CRIMSON, DASH_DOT, DASHED, ORANGE, SHORT, VERMILION, Look
 from niss.settings import Count, settings
 
 if TYPE_CHECKING:
@@ -62,6 +62,23 @@ class CentralDp(Method):
 
     def why_no_guarantee(self, plan: Plan) -> str:
         return "The released sums carry no noise."
+
+
+class Alone(CentralDp):
+    """One client, that with most data, trains by itself: what it has without the others, at the same promise.
+
+    Where records are hidden that is DP-SGD on its own n of all N records, divided by its own planned batch: the noise
+    has N / n times the deviation of that of `central-dp`.
+    """
+
+    name = "alone"
+    look = Look(CRIMSON, "X", SHORT)
+    trusts = "nobody: nothing leaves the client but its model"
+    trusts_server = False
+    samplings = ("alone",)
+
+    def adversary(self, plan: Plan) -> str:
+        return "anyone who sees the models of the one client that trains by itself"
 
 
 @settings

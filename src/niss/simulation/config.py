@@ -22,11 +22,11 @@ from niss.errors import ConfigError
 from niss.settings import Count, check, settings, to_values
 from niss.simulation.sections import (
     DataConfig,
+    Drawing,
     MethodConfig,
     ModelConfig,
     PrivacyConfig,
     ProtocolConfig,
-    Sampling,
     TrainingConfig,
 )
 
@@ -104,10 +104,10 @@ class Config:
         """The rounds over which a client's target is composed, where participants are drawn as in `training`."""
         return self._composed(self.training.sampling)
 
-    def _composed(self, sampling: Sampling) -> int:
+    def _composed(self, sampling: Drawing) -> int:
         return 1 if self.privacy.scope == "round" else self.most_participations(sampling)
 
-    def most_participations(self, sampling: Sampling) -> int:
+    def most_participations(self, sampling: Drawing) -> int:
         """The most rounds one client can take part in, with participants drawn like that."""
         if self.privacy.scope == "training" and self.privacy.participations is not None:
             return self.privacy.participations
@@ -116,14 +116,14 @@ class Config:
             return -(-self.rounds // cohorts)
         return -(-self.rounds // self.separation_by(sampling))
 
-    def sampling_of(self, method: MethodConfig) -> Sampling:
+    def sampling_of(self, method: MethodConfig) -> Drawing:
         """How the participants of this method are drawn: as in `training`, unless its claim needs another way."""
         allowed = method.kind.samplings
         if not allowed or self.training.sampling in allowed:
             return self.training.sampling
-        return cast(Sampling, allowed[0])
+        return cast(Drawing, allowed[0])
 
-    def separation_by(self, sampling: Sampling) -> int:
+    def separation_by(self, sampling: Drawing) -> int:
         """How many rounds after a participation a client may take part again, with participants drawn like that."""
         if sampling == "cyclic":
             return self.clients // self.participants
@@ -138,10 +138,12 @@ class Config:
             return None
         return AdaptiveClip(privacy.clip, privacy.quantile, privacy.first_clip, privacy.clip_rate)
 
-    def plan(self, method: MethodConfig) -> Plan:
+    def plan(self, method: MethodConfig, records: int | None = None) -> Plan:
         """The plan that protects the clients when this method runs.
 
         What `PrivacyConfig`, `MethodConfig` and `Plan` call by the same name is the same; the rest is said here.
+        `records` are those of all silos, once they are dealt out. Before that any number will do: noise and what one
+        record can do are in proportion.
         """
         from niss.accounting import Plan
         from niss.accounting.calibration import cheapest_kappa
@@ -157,6 +159,7 @@ class Config:
             | {
                 "method": self._with_own_settings(method),
                 "participations": self._composed(sampling),
+                "records": None if self.privacy.batch is None else records or self.privacy.records or 1,
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
@@ -204,7 +207,7 @@ def _plan_fields(section: PrivacyConfig | MethodConfig) -> dict[str, Any]:
     return {name: value for name, value in vars(section).items() if name in known}
 
 
-def _carried_fields(config: Config, sampling: Sampling) -> dict[str, Any]:
+def _carried_fields(config: Config, sampling: Drawing) -> dict[str, Any]:
     """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
 
     Where lost clients are repaired and no number of them is given, one round in a million loses more.

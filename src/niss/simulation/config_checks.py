@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from niss.data.catalog import find_spec
 from niss.errors import ConfigError, PrivacyError
 from niss.methods.base import Needs, require_needs
-from niss.simulation.sections import MethodConfig, PrivacyConfig
+from niss.simulation.sections import MethodConfig, PrivacyConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from niss.simulation.config import Config
@@ -25,6 +25,16 @@ _PROTOCOL: Needs = {
 _SHARED_IN_PROTOCOL: Needs = {
     "privacy.epsilon": (float, "it has one target for all clients"),
     "methods.tau2": (float, "it has one tau2 for all clients"),
+}
+# Where records are hidden, a silo takes one step a round, on a batch that it draws in secret, and the server scales it.
+_ONE_STEP = "a silo sums the clipped gradients of one secret batch a round, and the server steps"
+_RECORD: Needs = {
+    f"training.{one.name}": (one.default, _ONE_STEP)
+    for one in fields(TrainingConfig)
+    if one.name in ("epochs", "batch_size", "learning_rate", "momentum", "weight_decay")
+} | {
+    "training.weights": ("equal", "every record counts the same, whoever has it"),
+    "privacy.participations": (None, "silos take part in every round"),
 }
 _OR_SIMULATE = ", or exchange = 'simulated'"
 
@@ -106,11 +116,11 @@ def _check_data(config: Config) -> None:
 def _check_training(config: Config) -> None:
     """Whether clients can train and be drawn like that, and rest as long as they should."""
     training, clients, participants = config.training, config.clients, config.participants
-    if config.privacy.unit == "record":
+    if config.privacy.unit == "record" and config.data.silos is None:
         raise ConfigError(
-            "simulated clients do not draw batches of records yet",
-            field="privacy.unit",
-            hint="use unit = 'client'",
+            "records are hidden among those of silos, which take part in every round",
+            field="data.silos",
+            hint="set it to the number of organisations, for example 10, in place of data.clients",
         )
     samplings = {training.sampling, *map(config.sampling_of, config.methods)}
     if "cyclic" in samplings and (left := clients % participants):
@@ -145,6 +155,10 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         )
         for name, value in vars(section).items()
     }
+    if config.privacy.unit == "record":
+        require_needs(
+            _RECORD, given, who="unit 'record'", otherwise=", and set server_rate and privacy.batch"
+        )
     if config.exchange == "protocol":
         require_needs(_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
         if kind.has_protocol:

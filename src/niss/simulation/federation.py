@@ -30,7 +30,7 @@ from niss.session.proposal import Setup
 from niss.simulation.config import Config
 from niss.simulation.exchange import Exchange, Played, Simulated
 from niss.simulation.inputs import Inputs
-from niss.simulation.sections import Sampling
+from niss.simulation.sections import Drawing
 from niss.simulation.server import Optimizer
 from niss.simulation.training import Trainer, local_work
 
@@ -44,6 +44,7 @@ class Federation:
     config     the settings, with this run's method as the only one
     inputs     the clients with their data, the test data, the model
     trainer    trains clients and evaluates models
+    alone      the client that trains by itself, the one with most data; None: all of them train together
     plan       how the clients are protected
     stream     every random number of a simulated run
     sampling   how participants are drawn
@@ -58,11 +59,14 @@ class Federation:
     def __init__(self, config: Config, inputs: Inputs, trainer: Trainer) -> None:
         (method,) = config.methods
         self.config, self.inputs, self.trainer = config, inputs, trainer
-        self.plan = plan = config.plan(method)
         self.stream, self.sampling = SimStream(config.seed), config.sampling_of(method)
+        sizes = inputs.clients.sizes
+        self.alone = int(sizes.argmax()) if self.sampling == "alone" else None
+        records = config.privacy.records or int(sizes.sum())
+        self.plan = plan = config.plan(method, records if self.alone is None else int(sizes[self.alone]))
         self.adaptive = config.adaptive_clip(method)
         self.optimizer = Optimizer.of(config.training, plan, config.rounds)
-        self.work = local_work(config)
+        self.work = local_work(config, int(sizes.max()))
         dropouts = config.protocol
         self.repairing = plan.kind.shares_noise and dropouts.dropout > 0.0 and dropouts.mode == "repair"
         self.history = NoiseHistory(lambda number: self.stream_of(number).child("noise"))
@@ -103,6 +107,8 @@ class Federation:
         history   the participants of all rounds before it
         eligible  who has budget left; None: everyone
         """
+        if self.alone is not None:
+            return np.array([self.alone])
         return choose_participants(
             number,
             sampling=self.sampling,
@@ -153,7 +159,7 @@ class Federation:
 def choose_participants(
     number: int,
     *,
-    sampling: Sampling,
+    sampling: Drawing,
     size: int,
     eligible: NDArray[np.bool_],
     stream: SimStream,
@@ -192,17 +198,14 @@ def absent_seats(size: int, share: float, stream: SimStream) -> list[int]:
     return [int(seat) for seat in np.flatnonzero(drawn)]
 
 
-def aggregation_weights(
-    sizes: IntArray, *, rule: str, cap: int | None, expected: int | None = None
-) -> FloatArray:
-    """`p_k` of the participants: equal, or in proportion to declared dataset sizes, capped.
+def aggregation_weights(sizes: IntArray, *, rule: str, cap: int | None, divisor: float) -> FloatArray:
+    """`p_k` of the participants: equal, `1 / divisor`, or in proportion to declared dataset sizes, capped.
 
-    Both are public and fixed before anything is uploaded; a weight that depended on private sizes would
-    leak through everybody's upload. `expected` is what equal weights divide by where the number of participants is
-    drawn in secret.
+    Both are public and fixed before anything is uploaded; a weight that depended on private sizes, or on how many were
+    drawn in secret, would leak through everybody's upload.
     """
     if rule == "equal":
-        return np.full(sizes.size, 1.0 / (expected or sizes.size))
+        return np.full(sizes.size, 1.0 / divisor)
     declared = np.minimum(sizes, cap) if cap is not None else sizes
     return np.asarray(declared / declared.sum(), dtype=np.float64)
 

@@ -190,7 +190,7 @@ def _outsider(federation: Federation, mus: list[float]) -> OutsiderClaim | None:
     if not plan.private or plan.heuristic or multiplied or plan.kind.whole_run:
         return None
     # Draws that depend on the past are not credited; clients are then dealt out in turn, more or less.
-    in_turn = sampling in ("shuffled", "cyclic") or plan.separation > 1
+    in_turn = sampling in ("shuffled", "cyclic", "alone") or plan.separation > 1
     # Without a budget nothing else caps how often a client is drawn.
     capped = in_turn or (plan.calibrated and config.privacy.scope == "training")
     # Whether the noise of a sum depends on who is in it.

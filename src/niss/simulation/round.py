@@ -23,6 +23,7 @@ from niss.learning import Job
 from niss.mechanism.clipping import short_fraction
 from niss.methods import mu_of
 from niss.randomness import SimStream
+from niss.records import draw_batch
 from niss.runs import RoundRecord
 from niss.simulation.federation import Federation, aggregation_weights
 from niss.simulation.server import ServerState
@@ -57,7 +58,7 @@ def begin_round(
     nobody = plan.kind.secret_draw and participants.size == 0
     if nobody:
         participants = everyone[:1]
-    elif participants.size < 2 and not plan.kind.secret_draw:
+    elif participants.size < 2 and not plan.kind.secret_draw and federation.alone is None:
         few = "were drawn" if federation.sampling == "poisson" else "have budget left"
         raise PrivacyError(
             f"round {number + 1}: only {participants.size} clients {few}",
@@ -65,12 +66,12 @@ def begin_round(
         )
 
     # 2. Public weights, the share graph from a public beacon, and the noise that this graph needs.
-    training = federation.config.training
+    training, expected = federation.config.training, federation.config.participants
     public_weights = aggregation_weights(
         clients.sizes[participants],
         rule=training.weights,
         cap=training.size_cap,
-        expected=federation.config.participants if federation.sampling == "poisson" else None,
+        divisor=plan.divisor(expected if federation.sampling == "poisson" else participants.size),
     )
     round_plan = None
     if not federation.exchange.real:
@@ -137,12 +138,18 @@ class OpenRound:
 
     @property
     def jobs(self) -> list[Job]:
-        """3. Every client trains on its own data: what each seat has to do before the second half."""
-        samples, stream = self.federation.inputs.clients.samples, self.stream
-        return [
-            Job(self.weights, samples(client), stream.child("client", client))
-            for client in self.participants.tolist()
-        ]
+        """3. Every client trains on its own data: what each seat has to do before the second half.
+
+        Where records are hidden, on a batch that it draws in secret, each record by a coin of its own.
+        """
+        clients, stream, batch = self.federation.inputs.clients, self.stream, self.plan.batch
+        jobs = []
+        for client in self.participants.tolist():
+            samples, own = clients.samples(client), stream.child("client", client)
+            if batch is not None:
+                samples = samples[torch.from_numpy(draw_batch(len(samples), batch, own.child("batch")))]
+            jobs.append(Job(self.weights, samples, own))
+        return jobs
 
     @property
     def sizes(self) -> IntArray:
@@ -164,10 +171,11 @@ class OpenRound:
         ranks, exchange = federation.trainer.ranks, federation.exchange
 
         # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k), with a bit that says whether it was
-        #    short enough where the clip follows the norms.
+        #    short enough where the clip follows the norms. A sum over records has them clipped already, one by one.
         if adaptive is None:
-            clipping: Clipping = "elements" if plan.unit == "nbafl" else "l2"
-            zeroed = uploads.bound(clipping if plan.private else "none", plan.clip, self.client_weights)
+            by_unit: dict[str, Clipping] = {"client": "l2", "record": "none", "nbafl": "elements"}
+            clipping = by_unit[plan.unit] if plan.private else "none"
+            zeroed = uploads.bound(clipping, plan.clip, self.client_weights)
         else:
             uploads, zeroed = uploads.bound_with_bit(plan.clip, self.client_weights)
 

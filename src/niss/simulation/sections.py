@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from niss.methods import Distortion, Method
 
 Sampling = Literal["shuffled", "uniform", "cyclic", "poisson"]
+Drawing = Sampling | Literal["alone"]
+"""How the participants of a method are drawn; `alone`: nobody is, one client trains by itself."""
 ServerRateSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["sgd", "momentum", "adam", "yogi"]
 
@@ -118,6 +120,10 @@ class ModelConfig:
     ] = None
     embedding: Annotated[
         Count | None, Doc("Numbers that stand for a token in `gru` and `lstm`; none: 16.")
+    ] = None
+    activation: Annotated[
+        Literal["relu", "tanh"] | None,
+        Doc("Of `cnn`: `tanh` is a smaller network that suits clipped gradients of records; none: `relu`."),
     ] = None
 
 
@@ -255,7 +261,7 @@ class MethodConfig(Sharing):
         str,
         OneOf(method_names),
         Doc(
-            "The method: `fedavg`, `dp-fedavg`, `central-dp`, `central-dp-sampled`, `central-mf`, "
+            "The method: `fedavg`, `alone`, `dp-fedavg`, `central-dp`, `central-dp-sampled`, `central-mf`, "
             "`secagg-ddg`, `niss` or `niss-carried`."
         ),
     ] = "niss"

@@ -22,6 +22,7 @@ from niss.learning.cohort import available_cores
 from niss.settings import to_values
 from niss.simulation.config import Config
 from niss.simulation.ranks import ALONE, Ranks, require_same
+from niss.simulation.silos import RecordStep, SiloSums
 from niss.simulation.uploads import Seats, Uploads, make_uploads
 from niss.version import __version__
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 Examples = tuple[Tensor, Tensor]
 """Inputs and labels, one label per input."""
+
+Work = LocalTraining | RecordStep
+"""What a client does in a round."""
 
 Done = Callable[[float], None]
 """Called now and then while clients train, with the number of clients that were finished since the last call: of all
@@ -84,10 +88,15 @@ class Trainer(AbstractContextManager["Trainer"]):
         device, workers = _device(training.device, ranks), training.workers
         if workers is None and ranks.several:
             workers = max(available_cores() // ranks.local_count, 1)
+        examples = inputs.clients.hand_over()
+        self._silos = None
+        if config.privacy.unit == "record":
+            cores = (workers or available_cores()) if device == "cpu" else 1
+            self._silos = SiloSums(inputs.module, inputs.layout, examples, device=device, workers=cores)
         self._cohort = Cohort(
             copy.deepcopy(inputs.module),
             inputs.layout,
-            *inputs.clients.hand_over(),
+            *examples,
             device=device,
             workers=workers,
             tf32=training.tf32,
@@ -110,16 +119,15 @@ class Trainer(AbstractContextManager["Trainer"]):
     @property
     def engine(self) -> str:
         """How the clients are trained, in one line."""
+        name = self._cohort.engine if self._silos is None else self._silos.name
         if not self.ranks.several:
-            return self._cohort.engine
+            return name
         return (
-            f"{self._cohort.engine}; on each of {self.ranks.count} ranks, which is equal to one process up to the "
+            f"{name}; on each of {self.ranks.count} ranks, which is equal to one process up to the "
             "order of summation"
         )
 
-    def train(
-        self, requests: Sequence[Sequence[Job]], work: LocalTraining, done: Done | None = None
-    ) -> list[Uploads]:
+    def train(self, requests: Sequence[Sequence[Job]], work: Work, done: Done | None = None) -> list[Uploads]:
         """The updates of each request, a row for each of its jobs, all trained as one cohort by the same work.
 
         The rows stay where they were made: in the memory of the processor or of the device. With several ranks they
@@ -135,7 +143,12 @@ class Trainer(AbstractContextManager["Trainer"]):
             if done is not None:
                 done(finished * len(jobs) / mine.size)
 
-        rows = self._cohort.train([jobs[job] for job in mine], work, progress=progress)
+        own = [jobs[job] for job in mine]
+        if isinstance(work, RecordStep):
+            assert self._silos is not None
+            rows = self._silos.train(own, work, progress)
+        else:
+            rows = self._cohort.train(own, work, progress=progress)
         ends = np.cumsum([0] + [len(request) for request in requests])
         seats = [
             Seats(int(end - start), mine[(mine >= start) & (mine < end)] - start)
@@ -170,8 +183,13 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._cohort.close()
 
 
-def local_work(config: Config) -> LocalTraining:
-    """What a client does in a round; methods whose local work is the same, on the same cohort, are trained together."""
+def local_work(config: Config, largest: int) -> Work:
+    """What a client does in a round; methods whose local work is the same, on the same cohort, are trained together.
+
+    `largest` is how many samples the largest client has.
+    """
+    if config.privacy.batch is not None:
+        return RecordStep(config.privacy.clip, config.privacy.batch * largest)
     return LocalTraining(**{one.name: getattr(config.training, one.name) for one in fields(LocalTraining)})
 
 

@@ -1,0 +1,128 @@
+"""Silos that hide single records: what they upload, which batches they draw, and how the methods compare."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import niss
+from niss.randomness import SimStream
+from niss.records import Records, draw_batch, reference_sum
+from niss.simulation import Config, make_config, with_overrides
+from support.federation import assert_resumes
+
+METHODS = ("fedavg", "central-dp", "niss", "dp-fedavg", "alone")
+
+
+def silo_config(method: str = "fedavg", **changes: object) -> Config:
+    """Twelve silos of 6 to 8 records each (83 in all), three rounds, half of the records in a batch."""
+    values: dict[str, object] = {
+        "seed": 5,
+        "rounds": 3,
+        "data": {"silos": 12},
+        "training": {"server_rate": 0.5},
+        "privacy": {"unit": "record", "batch": 0.5, "clip": 0.8, "epsilon": 4.0},
+        "methods": [{"name": method}],
+    }
+    return make_config({**values, **changes})
+
+
+def batch_of(silo: int, size: int, round: int, share: float = 0.5) -> np.ndarray:
+    stream = SimStream(5).child("round", round).child("client", silo).child("batch")
+    return draw_batch(size, share, stream)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_round_moves_the_model_by_the_clipped_sum_over_the_planned_batch(given, workers):
+    """By the reference: a loop over the records of all silos, in float64."""
+    config = with_overrides(silo_config(), {"rounds": 2, "training.workers": workers})
+    total = sum(len(labels) for _, labels in given["clients"])
+    problems = [Records(given["model"], pair) for pair in given["clients"]]
+    weights = problems[0].weights
+    for round in range(2):
+        sums = [
+            reference_sum(problem, weights, batch_of(silo, len(problem), round), 0.8)
+            for silo, problem in enumerate(problems)
+        ]
+        weights = weights - 0.5 * np.sum(sums, axis=0) / (0.5 * total)
+    found = niss.run(config, **given).state_dict
+    assert np.concatenate([found["weight"].flatten(), found["bias"]]) == pytest.approx(weights, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dealt", [{"split": "shards"}, {"split": "dirichlet", "alpha": 0.1}, {"split": "iid", "size_ratio": 20.0}]
+)
+def test_how_records_are_dealt_out_makes_no_difference_to_the_sum(dealt):
+    """With every record in every batch; in float32 the order of summation is left."""
+    plain = silo_config(
+        data={"silos": 5}, model={"name": "logistic"}, privacy={"unit": "record", "batch": 1.0, "clip": 0.1}
+    )
+    usual = niss.run(plain)
+    other = niss.run(with_overrides(plain, {f"data.{key}": value for key, value in dealt.items()}))
+    for name, tensor in usual.state_dict.items():
+        torch.testing.assert_close(other.state_dict[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_every_round_and_silo_draws_a_batch_of_its_own_and_every_method_the_same(given, monkeypatch):
+    drawn: dict[int, list[tuple[int, ...]]] = {}
+    train = niss.simulation.silos.SiloSums.train
+
+    def watch(self, jobs, work, progress):
+        drawn.setdefault(len(drawn), [tuple(job.samples.tolist()) for job in jobs])
+        return train(self, jobs, work, progress)
+
+    monkeypatch.setattr(niss.simulation.silos.SiloSums, "train", watch)
+    niss.compare(silo_config(methods=[{"name": "fedavg"}, {"name": "niss"}]), **given)
+    assert len(drawn) == 3
+    for batches in drawn.values():
+        assert batches[:12] == batches[12:]
+    assert len({batches[0] for batches in drawn.values()}) == 3
+    owners = np.repeat(np.arange(12), [len(labels) for _, labels in given["clients"]])
+    assert all(set(owners[list(batch)]) <= {silo} for silo, batch in enumerate(drawn[0][:12]))
+    assert len({len(batch) for batch in drawn[0]}) > 1
+
+
+def test_an_empty_batch_is_an_upload_like_any_other(given):
+    config = silo_config("niss", privacy={"unit": "record", "batch": 0.01, "clip": 0.8, "epsilon": 4.0})
+    result = niss.run(config, **given)
+    assert all(line.participants == line.survivors == 12 for line in result.rounds)
+    assert not any(batch_of(silo, 6, 0, 0.01).size for silo in range(6))
+
+
+def test_what_is_not_trained_stays_as_it_is(given):
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.full((5,), 0.5))
+            self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+            self.first.requires_grad_(False)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.first(inputs + self.shift)))
+
+    module = Shifted()
+    found = niss.run(silo_config(), **{**given, "model": module}).state_dict
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(found[name], tensor) is not name.startswith("last")
+
+
+def test_shared_noise_is_a_curators_and_a_silo_alone_needs_all_of_it(given):
+    """In variances: alone (N / n)^2 times a curator's, each silo for itself as often as there are silos."""
+    comparison = niss.compare(silo_config(methods=[{"name": name} for name in METHODS]), **given)
+    noise = {result.label: result.summary["aggregate_variance_predicted"] for result in comparison}
+    sizes = [len(labels) for _, labels in given["clients"]]
+    assert noise["fedavg"] == 0.0
+    assert noise["dp-fedavg"] == pytest.approx(12 * noise["central-dp"])
+    assert noise["alone"] == pytest.approx((sum(sizes) / max(sizes)) ** 2 * noise["central-dp"])
+    assert 1.0 < noise["niss"] / noise["central-dp"] < 1.1
+    assert [line.participants for line in comparison["alone"].rounds] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("method", ["niss", "alone"])
+def test_a_run_that_was_killed_goes_on_with_the_same_batches(tmp_path, given, monkeypatch, method):
+    from niss.simulation.method_run import CheckpointFolder
+
+    death = (CheckpointFolder, "append_round", lambda _folder, record, _seconds: record.round == 2)
+    assert_resumes(tmp_path, silo_config(method), given, monkeypatch, *death)
