@@ -16,14 +16,14 @@ from typing_extensions import Doc
 
 import niss.cli
 from niss import attacks
-from niss.attacks.experiment import Experiment, Findings, Help
+from niss.attacks.experiment import Experiment, Findings
 from niss.cli.options import Flags
 from niss.data import catalog
 from niss.graph import GRAPHS, Drawing, ShareGraph
 from niss.mechanism.shares import DISTORTIONS, Distortion
 from niss.methods import METHODS
 from niss.methods.fedavg import DpFedAvg
-from niss.settings import Positive, check, described, settings
+from niss.settings import Count, Positive, check, described, settings
 
 SMALL = [
     "--clients",
@@ -100,7 +100,7 @@ class Guess(Experiment):
 
     name = "guess"
     columns = {"error": "Error"}  # noqa: RUF012
-    size: Annotated[int, Help("Length of the secret.", least=1)] = 2
+    size: Annotated[Count, Doc("Length of the secret.")] = 2
 
     def attack(self, findings: Findings, progress: Any) -> None:
         progress("guess", 1, 1, "")

@@ -7,15 +7,16 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
 
 from niss.attacks import EXPERIMENTS, load_experiment
-from niss.attacks.experiment import Experiment, Findings, Help, drawn, write_results
+from niss.attacks.experiment import Experiment, Findings, drawn, write_results
 from niss.charts import Curves, charts_from_json
 from niss.errors import ConfigError
+from niss.settings import check, described
 
 # Options with which each attack is quick.
 CASES: dict[str, dict[str, Any]] = {
@@ -23,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "joint": {"clients": 4, "points": 3, "iterations": 3, "restarts": 1},
     "invert": {"methods": ("fedavg",), "clients": 3, "iterations": 3, "restarts": 1},
     "collude": {
-        **{"clients": 6, "neighbours": 2.0, "rhos": (0.0, 1.0), "points": 2, "hidden": 2},
+        **{"clients": 6, "neighbours": 2.0, "rho": (0.0, 1.0), "points": 2, "hidden": 2},
         "distortions": ("additive",),
     },
     "average": {"clients": 3, "rounds": 4},
@@ -91,19 +92,11 @@ def test_the_list_of_experiments_is_that_of_the_commands() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_option_has_a_help_and_a_default(name: str) -> None:
     experiment = load_experiment(name)
-    defaults = experiment()
-    for field in fields(experiment):
-        kind = get_type_hints(experiment, include_extras=True)[field.name]
-        if get_origin(kind) is not Annotated:
-            assert (name, field.name) == ("joint", "points"), "all others are options"
-            continue
-        note = get_args(kind)[1]
-        assert isinstance(note, Help)
-        assert note.text
-        value = getattr(defaults, field.name)
-        choices = note.choices() if callable(note.choices) else note.choices
-        assert not choices or set(choices) >= set(value if isinstance(value, tuple) else [value])
-        assert note.least is None or value >= note.least
+    assert check(experiment, {}) == experiment(), "its defaults are within its ranges"
+    options = {setting.name: setting.help for setting in described(experiment)}
+    assert all(options.values())
+    others = {field.name for field in fields(experiment)} - set(options)
+    assert others == ({"points"} if name == "joint" else set())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from typer.testing import CliRunner
+from typing_extensions import Doc
 
 from cli.terminals import run_python
 from niss.cli.options import argument, flag_of, from_options, lazy_app, option, register
@@ -50,20 +51,13 @@ class Settings(Base):
 
 
 @dataclass(frozen=True)
-class Note:
-    text: str
-    flag: str | None = None
-    metavar: str | None = None
-
-
-@dataclass(frozen=True)
 class Noted:
     """An attack, say.
 
     points   Not an option, since it has no note.
     """
 
-    rhos: Annotated[tuple[float, ...], Note("Parts.", flag="--rho")] = (0.0, 1.0)
+    rho: Annotated[tuple[float, ...], Doc("Parts.")] = (0.0, 1.0)
     points: int = 13
 
 
@@ -110,9 +104,9 @@ def test_values_have_the_types_of_the_fields() -> None:
 
 
 def test_only_noted_fields_of_another_room_are_options() -> None:
-    assert called(["--rho", "0.5"], Noted) == [Noted(rhos=(0.5,)), False]
+    assert called(["--rho", "0.5"], Noted) == [Noted(rho=(0.5,)), False]
     names = [one.name for one in typer.main.get_command(made(Noted)[1]).params]
-    assert "rhos" in names
+    assert "rho" in names
     assert "points" not in names
 
 

@@ -13,12 +13,16 @@ from functools import cached_property, partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from annotated_types import Ge, Gt, Lt
+from typing_extensions import Doc
+
 from niss import attacks
 from niss.attacks import experiment
-from niss.attacks.experiment import Experiment, Findings, Help, Progress, Row
+from niss.attacks.experiment import Experiment, Findings, Progress, Row
 from niss.checks import BOOKS
 from niss.claims import printed_claim, rounded_up
 from niss.errors import ConfigError
+from niss.settings import Count, Positive
 
 if TYPE_CHECKING:
     from niss.accounting import Committed, RoundPlan
@@ -62,9 +66,9 @@ class AuditExperiment(Experiment):
 
     clients: experiment.Clients = 12
     neighbours: experiment.Neighbours = 4.0
-    rounds: Annotated[int, Help("Rounds with the canary, and as many without.", least=100)] = 100_000
-    dimension: Annotated[int, Help("Coordinates of the canary.", least=1)] = 8
-    confidence: Annotated[float, Help("Of each lower bound.", least=0.5, below=1)] = 0.95
+    rounds: Annotated[int, Ge(100), Doc("Rounds with the canary, and as many without.")] = 100_000
+    dimension: Annotated[Count, Doc("Coordinates of the canary.")] = 8
+    confidence: Annotated[float, Ge(0.5), Lt(1), Doc("Of each lower bound.")] = 0.95
 
     def check(self) -> None:
         """Refuse what cannot be used."""
@@ -240,15 +244,13 @@ class CarriedExperiment(Experiment):
     }
 
     clients: experiment.Clients = 12
-    rounds: Annotated[int, Help("Rounds of the run, all committed before the first.", least=3)] = 40
-    separation: Annotated[int, Help("Rounds from one participation to the next.", least=2)] = 10
-    kappa: Annotated[
-        float, Help("Shares within a round over the noise a client would need alone.", above=0)
-    ] = 20.0
-    colluders: Annotated[int, Help("Of each round, in the cases with colluders.", least=1)] = 2
-    dropped: Annotated[int, Help("Of each round, that repairs may call dropped.", least=1)] = 1
-    runs: Annotated[int, Help("Runs with the victim's data, and as many without.", least=100)] = 20_000
-    confidence: Annotated[float, Help("Of each interval.", above=0, below=1)] = 0.999
+    rounds: Annotated[int, Ge(3), Doc("Rounds of the run, all committed before the first.")] = 40
+    separation: Annotated[int, Ge(2), Doc("Rounds from one participation to the next.")] = 10
+    kappa: Annotated[Positive, Doc("Shares within a round over the noise a client would need alone.")] = 20.0
+    colluders: Annotated[Count, Doc("Of each round, in the cases with colluders.")] = 2
+    dropped: Annotated[Count, Doc("Of each round, that repairs may call dropped.")] = 1
+    runs: Annotated[int, Ge(100), Doc("Runs with the victim's data, and as many without.")] = 20_000
+    confidence: Annotated[float, Gt(0), Lt(1), Doc("Of each interval.")] = 0.999
 
     def check(self) -> None:
         """Refuse what cannot be used."""

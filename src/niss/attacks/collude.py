@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from annotated_types import Ge, Le
+from typing_extensions import Doc
+
 from niss import attacks
 from niss.attacks import experiment
-from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row, distortion_names
+from niss.attacks.experiment import VICTIM, Findings, Progress, Row, distortion_names
 from niss.errors import ConfigError
+from niss.settings import OneOf, Positive
 
 if TYPE_CHECKING:
     from niss.attacks.federation import AttackedFederation
@@ -34,7 +38,7 @@ class ColludeExperiment(experiment.ReadingExperiment):
     rounds, where its error should be sqrt(v / h) for v known shares and h coordinates.
 
     distortions   of `niss.mechanism.DISTORTIONS`
-    rhos          parts of the victim's neighbours that collude, in a random order that is the same for all
+    rho           parts of the victim's neighbours that collude, in a random order that is the same for all
     points        values of tau^2 in its own sweep, from 1e-9 of `tau2` upwards
 
     Examples:
@@ -60,21 +64,19 @@ class ColludeExperiment(experiment.ReadingExperiment):
     hidden: experiment.Hidden = 16
     neighbours: experiment.Neighbours = 10.0
     distortions: Annotated[
-        tuple[str, ...], Help("Comma-separated: scalar, coordinate, additive.", choices=distortion_names)
+        tuple[Annotated[str, OneOf(distortion_names)], ...],
+        Doc("Comma-separated: scalar, coordinate, additive."),
     ] = ("scalar", "coordinate", "additive")
-    rhos: Annotated[
-        tuple[float, ...], Help("Comma-separated parts of the neighbours that collude.", flag="--rho")
+    rho: Annotated[
+        tuple[Annotated[float, Ge(0), Le(1)], ...],
+        Doc("Comma-separated parts of the neighbours that collude."),
     ] = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
-    tau2: Annotated[
-        float, Help("Distortion in the sweep over rho.", above=0, hint="tau = 0: `niss attack joint`")
-    ] = 1.0
-    points: Annotated[int, Help("Values of tau^2 in its own sweep, at rho = 1.", least=2)] = 6
+    tau2: Annotated[Positive, Doc("Distortion in the sweep over rho; without one see `joint`.")] = 1.0
+    points: Annotated[int, Ge(2), Doc("Values of tau^2 in its own sweep, at rho = 1.")] = 6
 
     def check(self) -> None:
         """Refuse what cannot be used."""
         super().check()
-        if not self.rhos or not all(0.0 <= rho <= 1.0 for rho in self.rhos):
-            raise ConfigError("must be numbers from 0 to 1", field="--rho", hint="for example 0,0.5,1")
         if self.neighbours > self.clients - 2:
             raise ConfigError(
                 f"{self.neighbours:g} neighbours among {self.clients} clients leave nobody honest",
@@ -94,7 +96,7 @@ class ColludeExperiment(experiment.ReadingExperiment):
 
         federation = self.train(findings)
         smaller = np.geomspace(1e-9 * self.tau2, self.tau2, self.points)[:-1]
-        cases = [(rho, self.tau2, "rho") for rho in self.rhos]
+        cases = [(rho, self.tau2, "rho") for rho in self.rho]
         cases += [(1.0, tau2, "tau2") for tau2 in smaller.tolist()]
         for distortion in self.distortions:
             for number, (rho, tau2, sweep) in enumerate(cases, start=1):

@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from annotated_types import Ge
+from typing_extensions import Doc
+
 from niss import attacks
 from niss.attacks import experiment
-from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
+from niss.attacks.experiment import VICTIM, Findings, Progress, Row
 from niss.claims import rounded_up
 from niss.errors import PrivacyError, RemoteProtocolError
+from niss.settings import Count
 
 if TYPE_CHECKING:
     from niss.attacks.estimates import FloatArray
@@ -157,8 +161,8 @@ class AverageExperiment(RepeatedExperiment):
     }
 
     clients: experiment.Clients = 6
-    participations: Annotated[int, Help("Rounds that the budget covers.", least=1)] = 1
-    rounds: Annotated[int, Help("Rounds the server averages over.", least=1)] = 10_000
+    participations: Annotated[Count, Doc("Rounds that the budget covers.")] = 1
+    rounds: Annotated[Count, Doc("Rounds the server averages over.")] = 10_000
 
     def setting(self) -> RoundSetting:
         """A complete graph, and a budget for `participations` rounds."""
@@ -230,7 +234,7 @@ class RerunExperiment(RepeatedExperiment):
     }
 
     clients: experiment.Clients = 24
-    repeats: Annotated[int, Help("How often each of the two models is sent.", least=1)] = 1024
+    repeats: Annotated[Count, Doc("How often each of the two models is sent.")] = 1024
 
     def guesses(
         self, federation: AttackedFederation, findings: Findings
@@ -307,9 +311,7 @@ class FakeDropoutExperiment(DishonestExperiment):
         **experiment.ERROR_COLUMNS,
     }
 
-    clients: Annotated[
-        int, Help(experiment.CLIENTS, least=6, hint="the server needs a committee to divide")
-    ] = 24
+    clients: Annotated[int, Ge(6), experiment.CLIENTS] = 24
 
     def setting(self) -> RoundSetting:
         """Edges may be revealed to repair one dropout."""

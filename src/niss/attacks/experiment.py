@@ -2,8 +2,8 @@
 
 A new attack is one module with a subclass of `Experiment` and one line in `niss.attacks.EXPERIMENTS`. The subclass is
 a frozen dataclass, and its fields are the options of `niss attack NAME`: name, type and default are those of the
-field, help text and choices stand in its annotation (`Annotated[int, Help("...")]`, or one of the shared ones below).
-The command line reads nothing else.
+field; help text, range and choices stand in its annotation, as those of all settings do (`Annotated[Count, Doc("...")]`
+or one of the shared ones below). The command line reads nothing else.
 
 This module and those of the experiments import nothing heavy at their top, since the command line reads the options of
 all of them before it knows which one will run. What a run needs is reached through `niss.attacks`, which imports its
@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from operator import ge, gt, lt
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from typing_extensions import Doc
 
 from niss import attacks
-from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.files import SHARED, to_json, write_atomically, write_json
+from niss.settings import Count, check
 
 if TYPE_CHECKING:
     from niss.attacks.federation import AttackedFederation
@@ -79,59 +80,16 @@ class Findings:
         return to_json(values)  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class Help:
-    """What the annotation of an option says beyond its type.
-
-    text       one line of help
-    flag       the flag, where it is not the field's name with dashes
-    choices    values to complete, or a function that finds them; for a comma-separated option, of each part
-    metavar    the placeholder of the value in the help
-    least      the smallest value that is accepted; `above` and `below` are not accepted themselves
-    hint       what a refusal advises
-    """
-
-    text: str
-    flag: str | None = None
-    choices: tuple[str, ...] | Callable[[], Iterable[str]] = ()
-    metavar: str | None = None
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    hint: str | None = None
-
-    def check(self, value: Any, flag: str) -> None:
-        """Raise `ConfigError`, in the name of the flag, for a value that is not accepted."""
-        for words, limit, accepts in (
-            ("at least", self.least, ge),
-            ("above", self.above, gt),
-            ("below", self.below, lt),
-        ):
-            if limit is not None and not accepts(value, limit):
-                raise ConfigError(f"must be {words} {limit:g}, not {value!r}", field=flag, hint=self.hint)
-        known = tuple(self.choices() if callable(self.choices) else self.choices)
-        names = value if isinstance(value, tuple) else (value,)
-        if known and (not names or len(set(names)) != len(names)):
-            hint = "choose from: " + ", ".join(known)
-            raise ConfigError("expected at least one name, each only once", field=flag, hint=hint)
-        for name in names if known else ():
-            require_one_of(name, known, field=flag)
-
-
-VIEWS = ("alone", "joint")
 PRESETS = ("default", "paper")
-MODELS = ("mlp", "cnn", "lenet")
 
-CLIENTS = "Participants of the round, the victim among them."
-Clients = Annotated[int, Help(CLIENTS)]
-Epsilon = Annotated[float | None, Help("Privacy target; default: that of the plan.")]
-Delta = Annotated[float | None, Help("Privacy target; default: that of the plan.")]
-Seed = Annotated[int, Help("Seed of everything random here.")]
-Neighbours = Annotated[float, Help("Unit shares each client sends.")]
-Hidden = Annotated[int, Help("Width of the hidden layer of the model.", least=1)]
-Image = Annotated[
-    str, Help("The private picture: a file, or one of a dataset.", metavar="PATH|DATASET:INDEX")
-]
+CLIENTS = Doc("Participants of the round, the victim among them.")
+Clients = Annotated[int, CLIENTS]
+Epsilon = Annotated[float | None, Doc("Privacy target; default: that of the plan.")]
+Delta = Annotated[float | None, Doc("Privacy target; default: that of the plan.")]
+Seed = Annotated[int, Doc("Seed of everything random here.")]
+Neighbours = Annotated[float, Doc("Unit shares each client sends.")]
+Hidden = Annotated[Count, Doc("Width of the hidden layer of the model.")]
+Image = Annotated[str, Doc("The private picture: a file, or one of a dataset, as DATASET:INDEX.")]
 
 
 def visible_names() -> Collection[str]:
@@ -201,10 +159,16 @@ class Experiment(ABC):
 
     def check(self) -> None:
         """Raise `ConfigError` for every option that cannot be used, before any work is done."""
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            if get_origin(hint) is Annotated:
-                note: Help = get_args(hint)[1]
-                note.check(getattr(self, name), note.flag or "--" + name.replace("_", "-"))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        try:
+            check(type(self), values)
+        except ConfigError as error:
+            flag = "--" + str(error.field).partition(".")[0].replace("_", "-")
+            message = error.message.removeprefix(f"{error.field}: ")
+            raise ConfigError(message, field=flag, hint=error.hint) from None
+        for name, value in values.items():
+            if isinstance(value, tuple) and (not value or len(set(value)) != len(value)):
+                raise ConfigError("expected at least one value, each only once", field=f"--{name}")
         self.setting()
         self.stream()
 

@@ -12,12 +12,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Lt
+from typing_extensions import Doc
 
 from niss import attacks
 from niss.attacks import experiment
-from niss.attacks.experiment import VICTIM, Findings, Help, Progress, Row
+from niss.attacks.experiment import VICTIM, Findings, Progress, Row
 from niss.checks import require_whole
+from niss.settings import Count, OneOf
 
 if TYPE_CHECKING:
     from niss.attacks.estimates import FloatArray
@@ -41,8 +45,8 @@ COLUMNS = {
 # How many pictures of a batch the figure shows, and how many on the way.
 _MOST_PICTURES, _FRAMES = 5, 4
 
-Iterations = Annotated[int, Help("Most iterations; it stops early when nothing moves any more.", least=1)]
-Restarts = Annotated[int, Help("Random starts, tried side by side.", least=1)]
+Iterations = Annotated[Count, Doc("Most iterations; it stops early when nothing moves any more.")]
+Restarts = Annotated[Count, Doc("Random starts, tried side by side.")]
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,10 @@ class SearchExperiment(experiment.PictureExperiment):
     search_name: ClassVar[str] = "dlg"
     loss_name: ClassVar[str] = "DLG loss"
 
-    label: Annotated[int | None, Help("Class of a picture from a file; default 0.")] = None
+    label: Annotated[int | None, Doc("Class of a picture from a file; default 0.")] = None
     iterations: Iterations = 2000
     restarts: Restarts = 4
-    device: Annotated[str, Help("auto, cpu or cuda.", choices=("auto", "cpu", "cuda"))] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Doc("auto, cpu or cuda.")] = "auto"
 
     def check(self) -> None:
         """Refuse what cannot be used."""
@@ -204,15 +208,16 @@ class MethodsExperiment(SearchExperiment):
     """
 
     methods: Annotated[
-        tuple[str, ...], Help("Comma-separated: fedavg, dp-fedavg, ...", choices=experiment.visible_names)
+        tuple[Annotated[str, OneOf(experiment.visible_names)], ...],
+        Doc("Comma-separated: fedavg, dp-fedavg, ..."),
     ] = ("fedavg", "dp-fedavg", "niss")
-    view: Annotated[
-        str, Help("alone (the victim's upload) or joint (all uploads).", choices=experiment.VIEWS)
-    ] = "alone"
-    plan: Annotated[
-        str, Help("default, or paper: the noise of its Figure 4.", choices=experiment.PRESETS)
-    ] = "default"
-    tau2: Annotated[float | None, Help("Distortion of received shares; default: that of the plan.")] = None
+    view: Annotated[Literal["alone", "joint"], Doc("alone (the victim's upload) or joint (all uploads).")] = (
+        "alone"
+    )
+    plan: Annotated[Literal["default", "paper"], Doc("default, or paper: the noise of its Figure 4.")] = (
+        "default"
+    )
+    tau2: Annotated[float | None, Doc("Distortion of received shares; default: that of the plan.")] = None
 
     def setting(self) -> RoundSetting:
         """The plan of the chosen preset."""
@@ -273,17 +278,15 @@ class InvertExperiment(MethodsExperiment):
 
     iterations: Iterations = 1200
     restarts: Restarts = 2
-    batch: Annotated[int, Help("Pictures of the victim, from the given one on.", least=1)] = 1
-    model: Annotated[str, Help("mlp, cnn or lenet.", choices=experiment.MODELS)] = "mlp"
-    steps: Annotated[int, Help("Local steps, each on all pictures.", least=1)] = 1
-    total_variation: Annotated[
-        float, Help("Weight of the total variation.", flag="--tv", least=0, below=inf)
-    ] = 1e-4
+    batch: Annotated[Count, Doc("Pictures of the victim, from the given one on.")] = 1
+    model: Annotated[Literal["mlp", "cnn", "lenet"], Doc("mlp, cnn or lenet.")] = "mlp"
+    steps: Annotated[Count, Doc("Local steps, each on all pictures.")] = 1
+    tv: Annotated[float, Ge(0), Lt(inf), Doc("Weight of the total variation.")] = 1e-4
 
     def search(self) -> Search:
         """How the pictures are looked for."""
         return attacks.inversion.InvertingGradients(
-            iterations=self.iterations, restarts=self.restarts, total_variation=self.total_variation
+            iterations=self.iterations, restarts=self.restarts, total_variation=self.tv
         )
 
     def load_pictures(self) -> Pictures:

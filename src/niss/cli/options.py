@@ -20,8 +20,7 @@ inherited from, and `option` or `argument` say what else there is to say:
     names       the names of the option, if not `--` and the name of the field
     metavar, min, max, envvar     as in typer; any other key is for the command itself
 
-A room that does not know the command line writes the same as `Annotated[type, note]`, where the note has `text`,
-`flag` and `metavar`, as `niss.attacks.experiment.Help` has; fields without a note are not options then.
+Where fields are described as settings are (`niss.settings.Doc`), those that are become options, with that help.
 
 Types are those of typer. Beyond them, `tuple[str, ...]`, `tuple[int, ...]` and `tuple[float, ...]` are one option with
 commas, while `list[str]` may be given several times. A `bool` that is False by default has no `--no-...`.
@@ -247,8 +246,7 @@ class _Parameter:
 
 def _describe(kind: type[Any]) -> list[_Parameter]:
     """The fields of a dataclass that are options: its own first, then those it inherits."""
-    hints = get_type_hints(kind, include_extras=True)
-    noted = any(get_origin(hint) is Annotated for hint in hints.values())
+    hints, noted = get_type_hints(kind), {setting.name: setting for setting in described(kind)}
     texts: dict[str, str] = {}
     order: list[str] = []
     for base in kind.__mro__:
@@ -258,12 +256,12 @@ def _describe(kind: type[Any]) -> list[_Parameter]:
     parameters = []
     for field in sorted(dataclasses.fields(kind), key=lambda field: order.index(field.name)):
         hint, settings = hints[field.name], {"help": texts.get(field.name, ""), **field.metadata}
-        if get_origin(hint) is Annotated:
-            hint, note = get_args(hint)
-            names = (note.flag,) if note.flag else ()
-            settings = {"help": note.text, "names": names, "metavar": note.metavar}
-        elif noted:
-            continue
+        if noted:
+            if field.name not in noted:
+                continue
+            settings = {"help": noted[field.name].help}
+            # A word is text until the settings are checked.
+            hint = str if get_origin(hint) is Literal else hint
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
         items = [get_args(one)[0] for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
         parameters.append(_Parameter(field.name, hint, items[0] if items else None, default, settings))
