@@ -129,8 +129,26 @@ class TestSpentClients:
         """With everyone spent it would wait for two nodes that never come."""
         strategy = NissStrategy(inner(min_available_nodes=6), plan=self.ONCE)
         start(strategy, FakeGrid(), rounds=3)
-        assert [one.survivors for one in strategy.rounds] == [6, 0, 0]
-        assert "0 of 6 nodes could take part" in strategy.rounds[2].skipped
+        assert [one.survivors for one in strategy.rounds] == [6, 0]
+        assert "0 of 6 nodes could take part" in strategy.rounds[1].skipped
+
+    def test_end_the_run_with_the_model_it_has_come_to(self, tmp_path, caplog):
+        """An earlier run has spent half of everyone's budget; nobody is asked for a round it would decline."""
+        plan, grid = replace(PRIVATE, participations=4), FakeGrid(4).keep_state(tmp_path)
+        start(NissStrategy(inner(), plan=plan), grid, rounds=2)
+        asked = len(grid.sent)
+        strategy = NissStrategy(inner(), plan=plan)
+        with caplog.at_level(logging.WARNING, "flwr"):
+            result = start(strategy, grid, rounds=4)
+        assert [one.survivors for one in strategy.rounds] == [4, 4, 0]
+        assert not strategy.session.members.left_out
+        assert len(grid.sent) == asked + 4 + 2 * 4
+        assert (
+            "4 of 4 nodes can pay for a part of the run only, some for no more than 2 rounds" in caplog.text
+        )
+        assert caplog.text.count("the run ends here") == 1
+        before = global_model()
+        assert all((result.arrays[name].numpy() != before[name].numpy()).any() for name in before)
 
 
 class TestOutlook:

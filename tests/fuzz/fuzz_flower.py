@@ -81,7 +81,7 @@ def make_session() -> tuple[Session, list[bytes]]:
     session = Session(setup, identity=Identity.generate(draw), coordinator=Relay())
     client = Identity.generate(draw)
     prekeys = PrekeyStore().batch(4, client, draw)
-    joining = Enrolment(client.public, prekeys, ("server",)).signed(client, session.proposal).to_bytes()
+    joining = Enrolment(client.public, prekeys, ("server",), 1).signed(client, session.proposal).to_bytes()
     return session, [joining, encode(sign_refusal(client, bytes(32), "no \x1b[31m thanks")), b"", bytes(300)]
 
 

@@ -61,6 +61,7 @@ class Scene:
     mode: str = "tolerate"
     kept: bool = True
     label: str = "scene"
+    fewest: int = 2
     deaf: Callable[[Stage, int, int], bool] = lambda _stage, _round, _seat: False
     heard: Callable[[Stage], None] = lambda _stage: None
     saving: Callable[[int], None] = lambda _saves: None
@@ -106,7 +107,7 @@ class Scene:
         setup = Setup(
             plan=self.plan,
             rounds=self.rounds,
-            participants=4 if self.carried else 2,
+            participants=4 if self.carried else self.fewest,
             mode=self.mode,
             coordinates=COORDINATES,
         )

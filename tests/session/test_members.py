@@ -172,14 +172,14 @@ class TestDeclines:
     def test_what_is_known_of_them_survives_and_follows_a_node(self) -> None:
         members = Members()
         for node in range(1, 5):
-            members.admit(node, bytes([node]) * 32, ("state",), 1)
+            members.admit(node, bytes([node]) * 32, ("state",), 9, 1)
         self.judge(members, {2, 3}, {1: {2, 3, 4}, 2: {1, 3}, 3: {1, 2}, 4: {1}})
         again = check_json(Members, json.dumps(to_values(members)))
         assert again.aside == members.aside == {1: frozenset({2, 3})}
         again.resumed = True
         again.ask_again()
         for node in (1, 2):
-            again.admit(10 + node, bytes([node]) * 32, ("state",), 2)
+            again.admit(10 + node, bytes([node]) * 32, ("state",), 9, 2)
         assert again.aside == {11: frozenset({12, 3})}
         self.judge(again, set(), {12: (), 3: (), 4: ()})
         assert again.left_out == {11: SPOILED}

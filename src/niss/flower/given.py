@@ -32,8 +32,9 @@ from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import USE_THE_MOD, fewest_nodes
 from niss.methods import METHODS
 from niss.protocol import LINKS_PER_ROUND
-from niss.session.limits import MOST_ROUNDS
+from niss.runs import RoundRecord
 from niss.session.metrics import NoisyMetrics
+from niss.session.proposal import MOST_ROUNDS
 from niss.session.server import Session
 
 LOG = logging.getLogger("flwr")
@@ -279,12 +280,33 @@ def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) ->
 
 
 def say_outlook(session: Session, parameters: int, rounds: int) -> None:
-    """Before the first round that anyone pays for: can this model learn anything under this noise?"""
+    """Before the first round that anyone pays for: can this model learn anything, and can the nodes pay for it all?"""
     assert session.round is not None
     terms = session.round.agreed.terms
     variance = len(session.round.nodes) * terms.residual_variance
     judged = outlook(parameters=parameters, rounds=rounds, clip=terms.clip, variance=variance)
     LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
+    told = [member.rounds for member in session.members.by_node.values()]
+    if short := [one for one in told if one < session.proposal.plan.participations]:
+        LOG.warning(
+            "niss: %d of %d nodes can pay for a part of the run only, some for no more than %d rounds; rounds that "
+            "too few can pay for are not opened",
+            *(len(short), len(told), min(short)),
+        )
+
+
+def say_round(record: RoundRecord) -> None:
+    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
+    LOG.info(
+        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
+        record.survivors,
+        record.participants,
+        math.sqrt(record.noise.variance),
+    )
+    for node, why in record.lost.items():
+        LOG.info("niss: \t> node %s: %s", node, why)
+    for problem in record.problems:
+        LOG.warning("niss: \t> %s", problem)
 
 
 def no_round(session: Session | None) -> ProtocolError:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,6 +42,7 @@ from niss.flower.given import (
     prepared,
     require_wrappable,
     say_outlook,
+    say_round,
     strategy_options,
     warn_of_strategy,
     weight_of,
@@ -79,6 +79,10 @@ _DEFAULT_ROUNDS = 1000
 _OWN_BEACON = (
     "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
 )
+
+
+class _SpentError(Exception):
+    """Ends Flower's loop over the rounds: none can be opened any more."""
 
 
 class NissStrategy(Strategy):
@@ -210,6 +214,9 @@ class NissStrategy(Strategy):
                 evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn)
                 left = num_rounds - self._before
                 result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
+        except _SpentError:
+            LOG.warning("niss: the run ends here, as too few of its nodes can pay for another round")
+            result = Result(arrays=self._weights)
         finally:
             self._conclude()
         if not result.arrays and self._before:
@@ -299,7 +306,7 @@ class NissStrategy(Strategy):
             messages = list(self.inner.configure_train(number, arrays, config, willing))
         except ProtocolError as error:
             self.session.skip(number - 1, error.message)
-            return self._skipped()
+            return self._skipped(grid)
         if not messages:
             return []
         self._grid, self._type = grid, messages[0].metadata.message_type
@@ -315,7 +322,7 @@ class NissStrategy(Strategy):
         session.begin(number - 1, drawn, connected=connected, coordinates=self._model.size)
         drive(session, self._deliver, until=Stage.ROUND)
         if session.stage is Stage.DONE:
-            return self._skipped()
+            return self._skipped(grid)
         if not any(record.participants for record in self.rounds):
             say_outlook(session, self._model.size, self._rounds)
         made = {message.metadata.dst_node_id: message for message in messages}
@@ -333,9 +340,11 @@ class NissStrategy(Strategy):
     def _willing(self, nodes: list[int]) -> list[int]:
         return nodes if self._begun is None else self._begun.willing(nodes)
 
-    def _skipped(self) -> list[Message]:
-        """Say that a round does not take place; no message is sent."""
+    def _skipped(self, grid: Grid) -> list[Message]:
+        """Say that a round does not take place; no message is sent. Where none can any more, the run ends."""
         LOG.warning("niss: round %d is skipped: %s", self.rounds[-1].round, self.rounds[-1].skipped)
+        if self.session.over(list(grid.get_node_ids())):
+            raise _SpentError
         return []
 
     def aggregate_train(
@@ -366,7 +375,7 @@ class NissStrategy(Strategy):
         session.take(uploads)
         drive(session, self._deliver)
         total, record = session.finish()
-        _log_record(record)
+        say_round(record)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self.inner.aggregate_train(number, results)
@@ -484,17 +493,3 @@ class NissStrategy(Strategy):
         report = self._begun.books.to_json()
         report["metrics"] = plain(self.metrics)
         write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
-
-
-def _log_record(record: RoundRecord) -> None:
-    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
-    LOG.info(
-        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
-        record.survivors,
-        record.participants,
-        math.sqrt(record.noise.variance),
-    )
-    for node, why in record.lost.items():
-        LOG.info("niss: \t> node %s: %s", node, why)
-    for problem in record.problems:
-        LOG.warning("niss: \t> %s", problem)

@@ -56,7 +56,13 @@ Value = TypeVar("Value")
 def to_record(request: Request) -> ConfigRecord:
     """The record `niss` of a message to a client."""
     return ConfigRecord(
-        {"stage": request.stage.value, "body": request.body, "after": request.after, "run": request.run}
+        {
+            "stage": request.stage.value,
+            "body": request.body,
+            "after": request.after,
+            "run": request.run,
+            "summed": request.summed,
+        }
     )
 
 
@@ -95,7 +101,11 @@ def take_request(content: RecordDict) -> Request | None:
             f"the message has a stage that niss {__version__} on this node does not know: upgrade it"
         ) from None
     return Request(
-        stage, _field(record, "body", bytes), _field(record, "after", int), _field(record, "run", bytes)
+        stage,
+        _field(record, "body", bytes),
+        _field(record, "after", int),
+        _field(record, "run", bytes),
+        _field(record, "summed", int),
     )
 
 

@@ -287,14 +287,26 @@ class Books:
         self.rounds.append(record)
         return record
 
+    @property
+    def summed(self) -> Counter[int]:
+        """By member: of the rounds that were charged to it, how many ended in a sum."""
+        sums = {one.round for one in self.rounds if one.survivors}
+        return Counter(one for charge in self.charges if charge.round in sums for one in charge.members)
+
     def with_room(self, nodes: Iterable[int]) -> list[int]:
-        """Those of these nodes, all of which joined, whose budget, by the plan, leaves them another round."""
+        """Those of these nodes, all of which joined, that can pay for another round: by the plan, and in their word."""
         nodes = list(nodes)
         if not self._plan.calibrated:
             return nodes
         numbers = np.array([self._members.by_node[node].number for node in nodes], dtype=np.int64)
         room = self._ledger(len(self._members.by_node)).room(numbers, Charge.of(self._planned_mu(numbers)))
-        return [node for node, has_room in zip(nodes, room.tolist(), strict=True) if has_room]
+        paid = Counter(one for charge in self.charges for one in charge.members)
+        members = [self._members.by_node[node] for node in nodes]
+        return [
+            member.node
+            for member, has_room in zip(members, room.tolist(), strict=True)
+            if has_room and paid[member.number] < member.rounds
+        ]
 
     def _planned_mu(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
         """What the next round will cost these members; with carried noise, every round so far was charged once."""

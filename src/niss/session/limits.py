@@ -28,12 +28,10 @@ from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import gdp_mu
 from niss.protocol import LINKS_PER_ROUND, Policy, Schedule, load_coalition
 from niss.protocol.messages import VERSION as WIRE_VERSION
-from niss.session.proposal import Key, Proposal
-from niss.settings import NotNegative, Whole, settings
+from niss.session.proposal import MOST_ROUNDS, Key, Proposal
+from niss.settings import Count, NotNegative, Whole, settings
 from niss.version import which_to_upgrade
 
-MOST_ROUNDS = 100_000
-"""Most rounds of all chains of a plan, and most participations: what a failing bound may cost is divided among them."""
 STRONGEST = 1_000_000
 """Largest kappa: beside shares much stronger than that, floats no longer tell exactly how much noise is left."""
 PREFIX = "niss-"
@@ -125,6 +123,23 @@ class Spent:
         if math.isfinite(mu):
             require_within(self._limits(budget), self.mu2 + mu**2)
 
+    def rounds(self, budget: Budget, mu: float, most: int) -> int:
+        """How many rounds at `mu` are left, as a server is told that must not count on more: `most`, or a power of two.
+
+        It has to know whether a round of its run will find enough who can pay for it. What else it learns of a ledger
+        is a factor of two, once a run; nothing of one that has room for all. That there is room for one round it learns
+        from anyone who joins. What grids and failing bounds take of delta is not counted: a client may decline earlier.
+        """
+        told = [most, *(1 << power for power in reversed(range(most.bit_length())))]
+        return next((count for count in told if count <= most and self._has_room(budget, mu, count)), 1)
+
+    def _has_room(self, budget: Budget, mu: float, rounds: int) -> bool:
+        try:
+            self.require_round(budget, math.sqrt(rounds) * mu)
+        except PrivacyError:
+            return False
+        return True
+
     def require_run(self, budget: Budget, failure: float) -> None:
         """Refuse (`PrivacyError`) another run whose bounds on colluders may fail with this probability."""
         self._require_failures(self.failures + failure)
@@ -168,6 +183,7 @@ class Limits:
     modes            how dropouts may be handled
     tracker          address of the tracker; no other one is spoken to, and none where it is not set
     tracker_ca       certificate of the authority that signed the tracker's, which must then be an address of https
+    wasted_rounds    how many rounds of a run this node pays for of which the server names no sum; then it declines
 
     Raises `ConfigError` for a limit that cannot be kept.
     """
@@ -186,6 +202,7 @@ class Limits:
     tracker: str | None = None
     tracker_ca: OwnPath | None = None
     uncalibrated: bool = False
+    wasted_rounds: Count = 3
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -216,8 +233,11 @@ class Limits:
     @property
     def pinned(self) -> tuple[str, ...]:
         """The names of the limits that are set, and so not taken on trust."""
-        names = (field.name for field in fields(self) if field.name != "uncalibrated")
-        return tuple(name for name in names if getattr(self, name) is not None)
+        return tuple(
+            field.name
+            for field in fields(self)
+            if field.default is None and getattr(self, field.name) is not None
+        )
 
     def check(self, proposal: Proposal) -> None:
         """Raise `RemoteProtocolError` for a run that would not keep these limits."""
@@ -296,6 +316,20 @@ class Limits:
             worth.private and worth.mu <= proposal.run_mu,
             "the noise that is scheduled does not keep what the plan promises",
             "a schedule is made for one plan, by `make_schedule`",
+        )
+
+    def require_sums(self, wasted: int) -> None:
+        """Decline (`RemoteProtocolError`) once so many rounds of a run were paid for that came to nothing.
+
+        A client pays before it uploads, and learns only from the next round whether others uploaded too. To hear of
+        their acceptances first would take a second message a round, and they could be those of clients that the server
+        made up; so could any proof of a sum. A server that lies can waste a budget, as it can by giving no model back.
+        This bounds what is wasted where it does not lie: nobody else comes, or the sum is lost in every round.
+        """
+        _require(
+            wasted < self.wasted_rounds,
+            f"this client paid for {wasted} rounds of this run of which there is no sum",
+            f"see the server's log; its owner may raise {PREFIX}wasted-rounds",
         )
 
     def failure(self, proposal: Proposal) -> float:

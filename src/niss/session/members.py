@@ -56,6 +56,7 @@ class Member:
     number    counts members in the order they came
     identity  its public key
     pinned    names of the limits it has set, in its own word
+    rounds    how many rounds of the run it can pay for, as it said when it joined
     step      the last of its steps that the server has seen
     """
 
@@ -63,6 +64,7 @@ class Member:
     number: int
     identity: bytes
     pinned: tuple[str, ...]
+    rounds: int
     step: int = 0
 
 
@@ -96,7 +98,7 @@ class Members:
         """Whether anyone has joined yet; after the run was resumed, whether anyone has come back."""
         return len(self.by_node) > len(self._away)
 
-    def admit(self, node: int, identity: bytes, pinned: tuple[str, ...], step: int) -> Member:
+    def admit(self, node: int, identity: bytes, pinned: tuple[str, ...], rounds: int, step: int) -> Member:
         """The member with this identity, known as that node from here on.
 
         Raises `RemoteProtocolError` for an identity that is another's, and after the run was resumed for a client that
@@ -110,7 +112,7 @@ class Members:
                 raise RemoteProtocolError(
                     "it is new to a run that was resumed and has no niss-state: it may not know what it spent"
                 )
-            known = self.by_node[node] = Member(node, len(self.by_node), identity, pinned)
+            known = self.by_node[node] = Member(node, len(self.by_node), identity, pinned, rounds)
         elif identity in self._away:
             if step <= known.step:
                 raise RemoteProtocolError(

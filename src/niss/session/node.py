@@ -139,6 +139,7 @@ class Node:
             raise RemoteProtocolError("this client has not joined the run that the message belongs to")
         message = decode(request.body)
         if isinstance(message, RoundOpen) and coordinates is not None:
+            self._limits.require_sums(joined.paid - request.summed)
             self._lend_key(joined, message)
             return self._run(joined).accept(message, coordinates)
         run = self._run(joined)
@@ -181,6 +182,8 @@ class Node:
             limits.budget(proposal),
             failure=limits.failure(proposal) * proposal.plan.attempts * rounds,
             mu=0.0 if joined else proposal.round_mu,
+            # What a run costs that carries noise over is there for all of it.
+            rounds=proposal.plan.participations if proposal.schedule is None else proposal.schedule.rounds,
         )
 
     def _lend_key(self, joined: JoinedRun, opened: RoundOpen) -> None:
@@ -268,8 +271,8 @@ class _RunOfNode:
         if proposal.tracker:
             self._tracker.register(proposal, prekeys)
         note = f"joined run {proposal.run.hex()[:8]}; pinned: {', '.join(pinned) or 'nothing'}"
-        body = Enrolment(identity.public, prekeys, pinned).signed(identity, proposal).to_bytes()
-        return Reply(body, self._joined.step, note=note)
+        enrolment = Enrolment(identity.public, prekeys, pinned, self._joined.rounds)
+        return Reply(enrolment.signed(identity, proposal).to_bytes(), self._joined.step, note=note)
 
     def accept(self, opened: RoundOpen, coordinates: int) -> Training:
         """Check the round, remember it and charge it; what is left to do needs the update and nothing on disk."""
@@ -279,10 +282,12 @@ class _RunOfNode:
                 "the round has another number of coordinates than the model sent with it"
             )
         self._joined.step += 1
+        self._joined.paid += 1  # Kept with the round, before it is charged.
         try:
             client.accept(opened, self._entropy)
-        except RemoteProtocolError as error:
-            if proposal.plan.failure > self._vouched:
+        except NissError as error:
+            self._joined.paid -= 1
+            if isinstance(error, RemoteProtocolError) and proposal.plan.failure > self._vouched:
                 raise RemoteProtocolError(f"{error.message}; {_NO_HOLDER}", hint=error.hint) from None
             raise
         if opened.terms.mode != "repair" or not client.awaits_repair:

@@ -68,16 +68,18 @@ class Stage(StrEnum):
 class Request:
     """From the server to a client.
 
-    stage  what it is about
-    body   the message of the protocol, encoded
-    after  the last step of this client that the server has seen: a client whose own count is lower has lost state
-    run    id of the run
+    stage   what it is about
+    body    the message of the protocol, encoded
+    after   the last step of this client that the server has seen: a client whose own count is lower has lost state
+    run     id of the run
+    summed  of the rounds of the run that this client was asked for, how many ended in a sum, in the server's word
     """
 
     stage: Stage
     body: bytes
     after: int = 0
     run: bytes = b""
+    summed: int = 0
 
     @property
     def digest(self) -> bytes:

@@ -46,6 +46,7 @@ from niss.protocol import (
     length_prefixed,
     verify,
 )
+from niss.protocol.curve import uint64
 from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.protocol.messages import RoundCohorts
 from niss.session.metrics import NO_METRICS, NoisyMetrics
@@ -55,6 +56,8 @@ from niss.version import which_to_upgrade
 VERSION = 1
 RUN_BYTES = 16
 MOST_PREKEYS = 64
+MOST_ROUNDS = 100_000
+"""Most rounds of all chains of a plan, and most participations: what a failing bound may cost is divided among them."""
 ENROLMENT_VERSION, ENROLMENT_PREFIX = 1, b"niss enrolment/"
 ENROLMENT_TAG = ENROLMENT_PREFIX + b"%d" % ENROLMENT_VERSION
 _OTHER_ENROLMENT = re.compile(re.escape(ENROLMENT_PREFIX) + rb"(?P<version>[0-9]{1,3})(?![0-9])")
@@ -340,6 +343,7 @@ class Enrolment:
     identity   public key of the client
     prekeys    one-time keys, each signed by the identity
     pinned     names of the limits that the client has set, in its own word
+    rounds     how many rounds of the run it can pay for, at least (`Spent.rounds`): the same however often it enrols
     signature  under all of it and the run, so that it holds for no other run
     """
 
@@ -348,6 +352,7 @@ class Enrolment:
     identity: Key
     prekeys: Annotated[tuple[PrekeyInHex, ...], Len(1, MOST_PREKEYS)]
     pinned: tuple[str, ...]
+    rounds: Annotated[int, Ge(1), Le(MOST_ROUNDS)]
     signature: Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)] = b""
 
     def signed(self, identity: Identity, proposal: Proposal) -> Self:
@@ -380,7 +385,7 @@ class Enrolment:
             raise RemoteProtocolError(f"the enrolment cannot be read: {_why(error)}") from None
 
     def _signed_part(self, proposal: Proposal) -> bytes:
-        """Run, chain, identity, keys and pins, each after its length, so that no two enrolments read alike."""
+        """Run, chain, identity, keys, pins and rounds, each after its length, so that no two enrolments read alike."""
         names = [name.encode() for name in self.pinned]
         return length_prefixed(
             proposal.run,
@@ -388,4 +393,5 @@ class Enrolment:
             self.identity,
             length_prefixed(*map(encode_prekey, self.prekeys)),
             length_prefixed(*names),
+            uint64(self.rounds),
         )

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
@@ -224,6 +225,16 @@ class Session:
         spent = set(known) - set(self.books.with_room(known))
         return [node for node in self.members.may_be_asked(nodes) if node not in spent]
 
+    def over(self, connected: Collection[int]) -> bool:
+        """Whether no later round can be opened: too few of those who joined, and may be asked, can pay for another.
+
+        connected  all who are there: whoever of them has not joined may yet. Never where noise is carried over, since
+                   what a run costs is there for all of it
+        """
+        joined, everyone = self.members.by_node, {*self.members.by_node, *connected}
+        spent = self._carried is None and len(self.books.with_room(joined)) < len(joined)
+        return spent and len(self.willing(everyone)) < self.proposal.participants
+
     def skip(self, number: int, why: str) -> None:
         """Note that round `number`, counted from 0, does not take place."""
         self.books.skip(number, why)
@@ -280,7 +291,7 @@ class Session:
             enrolment.check(self.proposal)
             if self._setup.coalition is not None:
                 self._setup.coalition.require(enrolment.identity)
-            self.members.admit(node, enrolment.identity, enrolment.pinned, reply.step)
+            self.members.admit(node, enrolment.identity, enrolment.pinned, enrolment.rounds, reply.step)
         except Exception as error:
             # Whatever a node sends may end its own part in the run, never the run.
             self.members.leave_out(node, in_words(error))
@@ -311,7 +322,7 @@ class Session:
         except (ProtocolError, PrivacyError) as error:
             self.refused, spent = error, len(ready) - len(nodes)
             why = getattr(error, "detail", error.message)
-            why += f"; {spent} have spent what the plan allows" if spent else ""
+            why += f"; {spent} can pay for no more" if spent else ""
             self.skip(number, f"{why}; {error.hint}" if self._carried is not None and error.hint else why)
             return
         node_of = {member.identity: node for node, member in self.members.by_node.items()}
@@ -409,10 +420,11 @@ class Session:
     def _ask(self, stage: Stage, bodies: Mapping[int, bytes]) -> None:
         """Go over to a stage, in which these nodes are asked."""
         self.stage, self._asked = stage, {}
+        summed = self.books.summed if stage is Stage.ROUND else Counter[int]()
         for node, body in bodies.items():
             member = self.members.by_node.get(node)
-            after = 0 if member is None else member.step
-            self._asked[node] = Request(stage, body, after, self.proposal.run)
+            after, sums = (0, 0) if member is None else (member.step, summed[member.number])
+            self._asked[node] = Request(stage, body, after, self.proposal.run, sums)
 
     @property
     def _current(self) -> SessionRound:

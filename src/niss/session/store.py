@@ -39,6 +39,8 @@ class JoinedRun:
     proposal   that it agreed to, as the server signed it
     first_key  number of the first prekey that was made after it was joined
     memory     of the protocol's machine in this run, with the one-time keys for it: secret
+    rounds     how many of its rounds can be paid for, as the server was told
+    paid       how many were paid for, or may have been
     step       how many of its requests were answered
     answered   whether any of its rounds was
     """
@@ -48,6 +50,8 @@ class JoinedRun:
     proposal: bytes
     first_key: int
     memory: bytes | None = None
+    rounds: int = 1
+    paid: int = 0
     step: int = 0
     answered: bool = False
 
@@ -147,7 +151,7 @@ class Store(ABC):
         """
 
     def join(
-        self, run: str, proposal: bytes, budget: Budget, *, failure: float, mu: float = 0.0
+        self, run: str, proposal: bytes, budget: Budget, *, failure: float, mu: float = 0.0, rounds: int = 1
     ) -> JoinedRun:
         """What is remembered of a run: that this proposal was agreed to, unless it was joined before; kept with `save`.
 
@@ -156,6 +160,7 @@ class Store(ABC):
         budget    what may be spent in all, where no earlier run has fixed it
         failure   with what probability a bound on colluders of any graph of the run may fail
         mu        what one round of it costs, at most
+        rounds    that it may take part in
 
         Raises `PrivacyError` where the budget does not cover another round, so that nobody waits for this client, where
         the bounds on colluders of all runs together could fail too often, and for a run that is over for this client.
@@ -177,7 +182,7 @@ class Store(ABC):
                 )
             spent.require_run(budget, failure)
             state.failures, state.failing = state.failures + failure, state.failing + 1
-        joined = JoinedRun(proposal, state.next_key)
+        joined = JoinedRun(proposal, state.next_key, rounds=spent.rounds(budget, mu, rounds))
         state.note(run, joined)
         return joined
 
