@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,7 @@ from niss.protocol.schedule import Schedule
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, add_gaussians
 
+LOG = logging.getLogger(__name__)
 _PURPOSE = "verdict"
 
 
@@ -199,7 +201,11 @@ def recover(
     seats = list(lost)
 
     def one(seat: int) -> Recovered:
-        return _recover_one(agreed, seat, lost[seat], uploads[seat], answers, masks)
+        try:
+            return _recover_one(agreed, seat, lost[seat], uploads[seat], answers, masks)
+        except Exception as error:  # All that goes in here is from clients: at most this one's noise stays.
+            LOG.warning("niss: what was revealed of seat %d is of no use: %s", seat, type(error).__name__)
+            return Recovered(short=True)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         recovered = dict(zip(seats, pool.map(one, seats), strict=True))

@@ -330,7 +330,8 @@ class Turns:
 class CarriedRounds:
     """The rounds of a run that carries noise over, one after the other.
 
-    turns  who sat where
+    turns    who sat where
+    helpful  by seat in the round that was summed last: nodes that revealed what its repair needed
     """
 
     def __init__(
@@ -354,8 +355,7 @@ class CarriedRounds:
             # A tracker may have seated them all the same; without one, their keys were lost with the server.
             for number in [one for one in self.turns.chosen if one > self.turns.announced]:
                 del self.turns.chosen[number]
-        # By seat in the round that was summed last: nodes that revealed what its repair needed.
-        self._helpful: dict[int, int] = {}
+        self.helpful: dict[int, int] = {}
 
     def open(
         self,
@@ -419,7 +419,7 @@ class CarriedRounds:
         unhelpful  those of them that took no part in the repair
         """
         self.turns.survived = survivors
-        self._helpful = {seat: node for seat, node in enumerate(nodes) if node not in unhelpful}
+        self.helpful = {seat: node for seat, node in enumerate(nodes) if node not in unhelpful}
 
     def late_requests(self, server: Server) -> dict[int, RevealRequest]:
         """By node, what members of the committee of the round before are asked after the repair of this one.
@@ -428,7 +428,7 @@ class CarriedRounds:
         have to decline, and is not asked. Without a round before in this process nobody is.
         """
         requests = server.request_carried_reveals().items()
-        return {self._helpful[seat]: request for seat, request in requests if seat in self._helpful}
+        return {self.helpful[seat]: request for seat, request in requests if seat in self.helpful}
 
     def _list(
         self,

@@ -21,10 +21,12 @@ on with the next. A round that nobody was asked about is begun anew.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import numpy as np
@@ -66,6 +68,7 @@ PREKEYS = 4
 LIED = "what it revealed in the repair, or committed to, is proven false"
 _KILLED = "the server ended while it was open; it is charged to those who were asked"
 
+LOG = logging.getLogger(__name__)
 FloatArray = NDArray[np.float64]
 
 
@@ -277,12 +280,23 @@ class Session:
             mean[:size] /= self.books.weigh(means[name] / cap)
         return mean[:size], means
 
+    @contextmanager
+    def _reply_of(self, node: int, fail: Callable[[int, str], None]) -> Iterator[None]:
+        """Whatever comes of a reply is the failure of its node: logged, noted by `fail`, and never the end of a run."""
+        try:
+            yield
+        except Exception as error:
+            LOG.warning(
+                "niss: the reply of node %d in stage %s does not count: %s", node, self.stage, in_words(error)
+            )
+            fail(node, in_words(error))
+
     def _admit(self, node: int, reply: Reply | str) -> None:
         """Take an enrolment; a node whose keys are not in order, or that declines twice, is left out of the run."""
         if isinstance(reply, str):
             self.members.note_failure(node, reply)
             return
-        try:
+        with self._reply_of(node, self.members.leave_out):
             message = None if reply.body.startswith(ENROLMENT_PREFIX) else decode(reply.body)
             if isinstance(message, Refusal):
                 self.members.note_declined(node, f"declined: {message.reason}")
@@ -292,11 +306,7 @@ class Session:
             if self._setup.coalition is not None:
                 self._setup.coalition.require(enrolment.identity)
             self.members.admit(node, enrolment.identity, enrolment.pinned, enrolment.rounds, reply.step)
-        except Exception as error:
-            # Whatever a node sends may end its own part in the run, never the run.
-            self.members.leave_out(node, in_words(error))
-            return
-        self._coordinator.enrolled(enrolment.identity, enrolment.prekeys)
+            self._coordinator.enrolled(enrolment.identity, enrolment.prekeys)
 
     def _try_to_open(
         self,
@@ -384,20 +394,19 @@ class Session:
             if isinstance(reply, str):
                 problems[node] = reply
                 continue
-            member = self.members.by_node[node]
-            try:
-                message = decode(reply.body)
+            with self._reply_of(node, problems.__setitem__):
+                member, message = self.members.by_node[node], decode(reply.body)
                 if isinstance(message, Refusal):
                     self._hear_refusal(member, message, problems)
                     continue
-                self._hand_over(message)
-            except Exception as error:
-                problems[node] = in_words(error)
-                continue
-            member.step = max(member.step, reply.step)
-            if isinstance(message, Upload):
-                self._current.bytes_uploaded += len(reply.body)
-                self._coordinator.replenish(member.identity, message.fresh_prekeys)
+                self._hand_over(node, message)
+                member.step = max(member.step, reply.step)
+                if isinstance(message, Upload):
+                    self._current.bytes_uploaded += len(reply.body)
+                    with self._reply_of(
+                        node, lambda _node, _why: None
+                    ):  # The upload counts; it is asked for keys anew.
+                        self._coordinator.replenish(member.identity, message.fresh_prekeys)
 
     def _hear_refusal(self, member: Member, refusal: Refusal, problems: dict[int, str]) -> None:
         """Note that a client declined, under its signature; what follows is decided for all of them together."""
@@ -408,8 +417,13 @@ class Session:
         else:
             self.members.note_declined(member.node, reason)
 
-    def _hand_over(self, message: Message) -> None:
-        """Give a client's message to the protocol's server, which checks it."""
+    def _hand_over(self, node: int, message: Message) -> None:
+        """Give a client's own message to the protocol's server, which checks it."""
+        seats = dict(enumerate(self._current.nodes))
+        if self.stage is Stage.LATE and self._carried is not None:
+            seats = self._carried.helpful
+        if isinstance(message, Upload | Reveal) and seats.get(message.seat) != node:
+            raise RemoteProtocolError("it sent what another client said, or what nobody in this round did")
         if isinstance(message, Upload):
             self._server.take_upload(message)
         elif isinstance(message, Reveal):
