@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typing_extensions import Doc
 
 from experiments.reproduce import design
 from experiments.reproduce.sensitivity import find_reading
@@ -36,22 +37,14 @@ Piece = Callable[..., object]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What every experiment takes.
+    """What every experiment takes."""
 
-    seeds       How many seeds.
-    first_seed  The first of them.
-    device      Where clients train: auto, cpu or cuda.
-    out         Folder of the result files, figures and tables.
-    work        Folder of the runs, from which an interrupted one goes on.
-    stop_after  Stop after so many seconds, ready to go on.
-    """
-
-    seeds: int = option(3, min=1)
-    first_seed: int = option(1, min=0)
-    device: str = "auto"
-    out: Path = RESULTS
-    work: Path = RUNS
-    stop_after: float | None = None
+    seeds: Annotated[int, Doc("How many seeds.")] = option(3, min=1)
+    first_seed: Annotated[int, Doc("The first of them.")] = option(1, min=0)
+    device: Annotated[str, Doc("Where clients train: auto, cpu or cuda.")] = "auto"
+    out: Annotated[Path, Doc("Folder of the result files, figures and tables.")] = RESULTS
+    work: Annotated[Path, Doc("Folder of the runs, from which an interrupted one goes on.")] = RUNS
+    stop_after: Annotated[float | None, Doc("Stop after so many seconds, ready to go on.")] = None
 
     @property
     def seed_numbers(self) -> list[int]:
@@ -69,22 +62,18 @@ def _panels(names: Sequence[str]) -> Sequence[design.Panel]:
 
 @dataclass(frozen=True)
 class Figure3(Experiment):
-    """The panels one after the other; all X and seeds of a panel at once.
+    """The panels one after the other; all X and seeds of a panel at once."""
 
-    panel     Comma-separated, or all.
-    rounds    Rounds.
-    x         Comma-separated values of X = tau^2.
-    reading   Of the sensitivity: see `niss reproduce readings`; or sigma_k itself.
-    settings  Change a setting of the paper.
-    dry_run   Only say what would be run.
-    """
-
-    panel: tuple[str, ...] = ("all",)
-    rounds: int = option(100, min=1)
-    x: tuple[float, ...] = design.X_VALUES
-    reading: str = "nbafl"
-    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
-    dry_run: bool = False
+    panel: Annotated[tuple[str, ...], Doc("Comma-separated, or all.")] = ("all",)
+    rounds: Annotated[int, Doc("Rounds.")] = option(100, min=1)
+    x: Annotated[tuple[float, ...], Doc("Comma-separated values of X = tau^2.")] = design.X_VALUES
+    reading: Annotated[str, Doc("Of the sensitivity: see `niss reproduce readings`; or sigma_k itself.")] = (
+        "nbafl"
+    )
+    settings: Annotated[list[str] | None, Doc("Change a setting of the paper.")] = option(
+        None, "--set", metavar="KEY=VALUE"
+    )
+    dry_run: Annotated[bool, Doc("Only say what would be run.")] = False
 
 
 @register(app, "figure-3")
@@ -128,22 +117,20 @@ def _missing(cells: Mapping[str, Any], result: Any) -> int:
 
 @dataclass(frozen=True)
 class Figure4(Experiment):
-    """The pictures one after the other, every level with every seed.
+    """The pictures one after the other, every level with every seed."""
 
-    image       Training pictures, comma-separated DATASET:INDEX; or all.
-    level       Comma-separated ways to protect an upload, e.g. fedavg,dp-fedavg,niss; or all.
-    reading     Comma-separated: see `niss reproduce readings`; or sigma_k itself.
-    iterations  Most iterations of the search.
-    restarts    Random starts, tried side by side.
-    dry_run     Only say what would be run.
-    """
-
-    image: tuple[str, ...] = ("all",)
-    level: tuple[str, ...] = ("all",)
-    reading: tuple[str, ...] = ("nbafl",)
-    iterations: int = option(design.ITERATIONS, min=1)
-    restarts: int = option(design.RESTARTS, min=1)
-    dry_run: bool = False
+    image: Annotated[tuple[str, ...], Doc("Training pictures, comma-separated DATASET:INDEX; or all.")] = (
+        "all",
+    )
+    level: Annotated[
+        tuple[str, ...], Doc("Comma-separated ways to protect an upload, e.g. fedavg,dp-fedavg,niss; or all.")
+    ] = ("all",)
+    reading: Annotated[
+        tuple[str, ...], Doc("Comma-separated: see `niss reproduce readings`; or sigma_k itself.")
+    ] = ("nbafl",)
+    iterations: Annotated[int, Doc("Most iterations of the search.")] = option(design.ITERATIONS, min=1)
+    restarts: Annotated[int, Doc("Random starts, tried side by side.")] = option(design.RESTARTS, min=1)
+    dry_run: Annotated[bool, Doc("Only say what would be run.")] = False
 
 
 @register(app, "figure-4")
@@ -181,20 +168,15 @@ def figure_4(options: Figure4) -> None:
 
 @dataclass(frozen=True)
 class Sweep(Experiment):
-    """X = 1 over sigma_k, for each panel.
+    """X = 1 over sigma_k, for each panel."""
 
-    seeds     How many seeds.
-    panel     Comma-separated, or all.
-    rounds    Rounds.
-    sigmas    Comma-separated values of sigma_k.
-    settings  Change a setting of the paper.
-    """
-
-    seeds: int = option(1, min=1)
-    panel: tuple[str, ...] = ("mnist-mlp-iid",)
-    rounds: int = option(100, min=1)
-    sigmas: tuple[float, ...] | None = None
-    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
+    seeds: Annotated[int, Doc("How many seeds.")] = option(1, min=1)
+    panel: Annotated[tuple[str, ...], Doc("Comma-separated, or all.")] = ("mnist-mlp-iid",)
+    rounds: Annotated[int, Doc("Rounds.")] = option(100, min=1)
+    sigmas: Annotated[tuple[float, ...] | None, Doc("Comma-separated values of sigma_k.")] = None
+    settings: Annotated[list[str] | None, Doc("Change a setting of the paper.")] = option(
+        None, "--set", metavar="KEY=VALUE"
+    )
 
 
 @register(app, "sweep")
@@ -217,28 +199,25 @@ def sweep(options: Sweep) -> None:
 
 @dataclass(frozen=True)
 class Beyond(Experiment):
-    """For each setting: tune every method, then run it.
+    """For each setting: tune every method, then run it."""
 
-    setting        Comma-separated, e.g. mnist-iid-client-100-of-1000; or all.
-    epsilons       Comma-separated, over the whole training.
-    methods        Comma-separated; all by default.
-    variant        Comma-separated: none, collusion, tolerate, repair.
-    rounds         Rounds.
-    tune           Tune clip, rate and width on held-out images first.
-    tune_epsilons  Where to tune; the others take the nearest one's choice.
-    tune_only      Tune, and stop.
-    at_once        Cells that train together; results are kept after each such group.
-    """
-
-    setting: tuple[str, ...] = ("all",)
-    epsilons: tuple[float, ...] = design.EPSILONS
-    methods: tuple[str, ...] | None = None
-    variant: tuple[str, ...] = tuple(design.VARIANTS)
-    rounds: int | None = option(None, min=1)
-    tune: bool = True
-    tune_epsilons: tuple[float, ...] = (3.0,)
-    tune_only: bool = False
-    at_once: int = option(8, min=1)
+    setting: Annotated[
+        tuple[str, ...], Doc("Comma-separated, e.g. mnist-iid-client-100-of-1000; or all.")
+    ] = ("all",)
+    epsilons: Annotated[tuple[float, ...], Doc("Comma-separated, over the whole training.")] = design.EPSILONS
+    methods: Annotated[tuple[str, ...] | None, Doc("Comma-separated; all by default.")] = None
+    variant: Annotated[tuple[str, ...], Doc("Comma-separated: none, collusion, tolerate, repair.")] = tuple(
+        design.VARIANTS
+    )
+    rounds: Annotated[int | None, Doc("Rounds.")] = option(None, min=1)
+    tune: Annotated[bool, Doc("Tune clip, rate and width on held-out images first.")] = True
+    tune_epsilons: Annotated[
+        tuple[float, ...], Doc("Where to tune; the others take the nearest one's choice.")
+    ] = (3.0,)
+    tune_only: Annotated[bool, Doc("Tune, and stop.")] = False
+    at_once: Annotated[int, Doc("Cells that train together; results are kept after each such group.")] = (
+        option(8, min=1)
+    )
 
 
 @register(app, "beyond")

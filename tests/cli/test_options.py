@@ -21,44 +21,29 @@ from niss.settings import described
 
 @dataclass(frozen=True)
 class Base:
-    """What is shared.
+    """What is shared."""
 
-    rate    The learning rate,
-            which is explained in two lines.
-    quickly  Be quick.
-    """
-
-    rate: float = option(0.5, "--lr")
-    quickly: bool = False
+    rate: Annotated[float, Doc("The learning rate, which is explained in two lines.")] = option(0.5, "--lr")
+    quickly: Annotated[bool, Doc("Be quick.")] = False
 
 
 @dataclass(frozen=True)
 class Settings(Base):
-    """What this command takes.
+    """What this command takes."""
 
-    folder  Where.
-    xs      Numbers.
-    names   Names, or none.
-    tls     Encrypt.
-    more    Anything.
-    """
-
-    folder: Path = argument(Path(), metavar="[FOLDER]")
-    xs: tuple[float, ...] = (0.0, 0.25)
-    names: tuple[str, ...] | None = None
-    tls: bool = True
-    more: list[str] | None = option(None, "--set", key="kept")
+    folder: Annotated[Path, Doc("Where.")] = argument(Path(), metavar="[FOLDER]")
+    xs: Annotated[tuple[float, ...], Doc("Numbers.")] = (0.0, 0.25)
+    names: Annotated[tuple[str, ...] | None, Doc("Names, or none.")] = None
+    tls: Annotated[bool, Doc("Encrypt.")] = True
+    more: Annotated[list[str] | None, Doc("Anything.")] = option(None, "--set", key="kept")
 
 
 @dataclass(frozen=True)
 class Noted:
-    """An attack, say.
-
-    points   Not an option, since it has no note.
-    """
+    """An attack, say."""
 
     rho: Annotated[tuple[float, ...], Doc("Parts.")] = (0.0, 1.0)
-    points: int = 13
+    points: int = 13  # Not described, hence no option.
 
 
 def made(*kinds: type[Any]) -> tuple[list[Any], typer.Typer]:

@@ -6,7 +6,9 @@ import csv
 import io
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typing_extensions import Doc
 
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import print_json, print_sentence, print_table, results, say, warn
@@ -22,20 +24,19 @@ _MOST_ROWS = 10
 
 @dataclass(frozen=True)
 class AccountOptions:
-    """Whose charges to show, and where to write them.
+    """Whose charges to show, and where to write them."""
 
-    run      The folder of a run or comparison, finished or not; or a node's own `niss-state` folder.
-    client   One client: every round it was charged for.
-    as_json  Print all of it as JSON.
-    csv      Write every charge of every client as CSV.
-    plot     Draw epsilon spent over the rounds, as .png or .svg.
-    """
-
-    run: Path = argument()
-    client: str | None = None
-    as_json: bool = option(False, "--json")
-    csv: Path | None = option(None, metavar="FILE")
-    plot: Path | None = option(None, metavar="FILE")
+    run: Annotated[
+        Path, Doc("The folder of a run or comparison, finished or not; or a node's own `niss-state` folder.")
+    ] = argument()
+    client: Annotated[str | None, Doc("One client: every round it was charged for.")] = None
+    as_json: Annotated[bool, Doc("Print all of it as JSON.")] = option(False, "--json")
+    csv: Annotated[Path | None, Doc("Write every charge of every client as CSV.")] = option(
+        None, metavar="FILE"
+    )
+    plot: Annotated[Path | None, Doc("Draw epsilon spent over the rounds, as .png or .svg.")] = option(
+        None, metavar="FILE"
+    )
 
 
 @from_options(AccountOptions)

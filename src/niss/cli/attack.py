@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typing_extensions import Doc
 
 from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.options import examples, from_options, lazy_app, option
@@ -26,16 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttackOutput:
-    """Where the results of an attack go, and how they are printed.
+    """Where the results of an attack go, and how they are printed."""
 
-    out        Folder for attack.json, attack.png and report.html; default runs/attack-...
-    overwrite  Replace an earlier attack in that folder.
-    as_json    Print the result as JSON.
-    """
-
-    out: Path | None = option(None, metavar="DIR")
-    overwrite: bool = False
-    as_json: bool = option(False, "--json")
+    out: Annotated[
+        Path | None, Doc("Folder for attack.json, attack.png and report.html; default runs/attack-...")
+    ] = option(None, metavar="DIR")
+    overwrite: Annotated[bool, Doc("Replace an earlier attack in that folder.")] = False
+    as_json: Annotated[bool, Doc("Print the result as JSON.")] = option(False, "--json")
 
 
 def _load_app() -> typer.Typer:

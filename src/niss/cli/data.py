@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typing_extensions import Doc
 
 from niss.cli.options import Quiet, argument, examples, from_options, option, register
 from niss.cli.terminal import DownloadProgress, kept_on_interrupt, print_json, print_table
@@ -81,14 +82,15 @@ def get_command(
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Which runs the page is about.
+    """Which runs the page is about."""
 
-    folders  The folders of runs, comparisons or attacks, finished or not.
-    out      Where to write the page; by default RUN/report.html, or reports.html next to several runs.
-    """
-
-    folders: list[Path] = argument(metavar="RUN...")
-    out: Path | None = None
+    folders: Annotated[list[Path], Doc("The folders of runs, comparisons or attacks, finished or not.")] = (
+        argument(metavar="RUN...")
+    )
+    out: Annotated[
+        Path | None,
+        Doc("Where to write the page; by default RUN/report.html, or reports.html next to several runs."),
+    ] = None
 
 
 @from_options(ReportOptions)
@@ -107,16 +109,13 @@ def report_command(options: ReportOptions) -> None:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Which runs to export, and where to.
+    """Which runs to export, and where to."""
 
-    folders      The folders of runs or comparisons, finished or not.
-    csv          Write one line a round as CSV.
-    overwrite    Replace what an earlier export wrote there.
-    """
-
-    folders: list[Path] = argument(metavar="RUN...")
-    csv: Path | None = option(None, metavar="FILE")
-    overwrite: bool = False
+    folders: Annotated[list[Path], Doc("The folders of runs or comparisons, finished or not.")] = argument(
+        metavar="RUN..."
+    )
+    csv: Annotated[Path | None, Doc("Write one line a round as CSV.")] = option(None, metavar="FILE")
+    overwrite: Annotated[bool, Doc("Replace what an earlier export wrote there.")] = False
 
 
 @from_options(ExportOptions)

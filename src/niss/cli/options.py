@@ -1,31 +1,23 @@
-"""Commands made from dataclasses: each field of a frozen dataclass is an option of the command.
+"""Commands made from dataclasses: each described field of a frozen dataclass is an option of the command.
 
     @dataclass(frozen=True)
-    class Settings:
-        \"\"\"What the command works on.
+    class Work:
+        rounds: Annotated[int, Doc("How many rounds.")] = 3
+        names: Annotated[tuple[str, ...], Doc("Some names, separated by commas.")] = ("a", "b")
 
-        rounds   How many rounds.
-        names    Some names, separated by commas.
-        \"\"\"
+    @from_options(Work)
+    def command(work: Work) -> None: ...
 
-        rounds: int = 3
-        names: tuple[str, ...] = ("a", "b")
-
-    @from_options(Settings)
-    def command(settings: Settings) -> None: ...
-
-Type and default are those of the field, the help is its line in the docstring of the class or of the class it is
-inherited from, and `option` or `argument` say what else there is to say:
+Fields are described as those of all settings are (`niss.settings`); one without `Doc` is no option. `option` and
+`argument` say what else a command line wants to know:
 
     names       the names of the option, if not `--` and the name of the field
-    metavar, min, max, envvar     as in typer; any other key is for the command itself
-
-Where fields are described as settings are (`niss.settings.Doc`), those that are become options, with that help.
+    metavar, min, max, envvar     as in typer
 
 Types are those of typer. Beyond them, `tuple[str, ...]`, `tuple[int, ...]` and `tuple[float, ...]` are one option with
 commas, while `list[str]` may be given several times. A `bool` that is False by default has no `--no-...`.
 
-Flags that change settings are made from the settings themselves (`Flags`); their help names the default there.
+Flags that change settings are some fields of those settings (`Flags`); their help names the default there.
 """
 
 from __future__ import annotations
@@ -51,7 +43,6 @@ Quiet = Annotated[
 
 Command = Callable[..., None]
 _TYPER = ("help", "metavar", "min", "max", "envvar")
-_HELP_LINE = re.compile(r"^(?P<name>\w+)  +(?P<text>\S.*(?:\n +\S.*)*)", re.MULTILINE)
 
 
 def examples(*lines: str, more: str = "") -> str:
@@ -246,25 +237,16 @@ class _Parameter:
 
 def _describe(kind: type[Any]) -> list[_Parameter]:
     """The fields of a dataclass that are options: its own first, then those it inherits."""
-    hints, noted = get_type_hints(kind), {setting.name: setting for setting in described(kind)}
-    texts: dict[str, str] = {}
-    order: list[str] = []
-    for base in kind.__mro__:
-        order += vars(base).get("__annotations__", {})
-        for line in _HELP_LINE.finditer(inspect.cleandoc(base.__doc__ or "")):
-            texts.setdefault(line["name"], " ".join(line["text"].split()))
+    hints, fields = get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
+    order = [name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})]
     parameters = []
-    for field in sorted(dataclasses.fields(kind), key=lambda field: order.index(field.name)):
-        hint, settings = hints[field.name], {"help": texts.get(field.name, ""), **field.metadata}
-        if noted:
-            if field.name not in noted:
-                continue
-            settings = {"help": noted[field.name].help}
-            # A word is text until the settings are checked.
-            hint = str if get_origin(hint) is Literal else hint
-        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+    for setting in sorted(described(kind), key=lambda setting: order.index(setting.name)):
+        # A word is text until the settings are checked.
+        hint = str if get_origin(hints[setting.name]) is Literal else hints[setting.name]
+        default = inspect.Parameter.empty if setting.default is dataclasses.MISSING else setting.default
         items = [get_args(one)[0] for one in (hint, *get_args(hint)) if get_origin(one) is tuple]
-        parameters.append(_Parameter(field.name, hint, items[0] if items else None, default, settings))
+        settings = {"help": setting.help, **fields[setting.name].metadata}
+        parameters.append(_Parameter(setting.name, hint, items[0] if items else None, default, settings))
     return parameters
 
 

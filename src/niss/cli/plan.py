@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typing_extensions import Doc
 
 from niss.accounting.asked import PlanQuestion
 from niss.cli.options import Flags, from_options, option
@@ -25,14 +26,13 @@ _BAR = 40
 
 @dataclass(frozen=True)
 class PlanOutput:
-    """What else is asked, and how the answer is shown.
+    """What else is asked, and how the answer is shown."""
 
-    plot     Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg).
-    as_json  Print the plan as JSON.
-    """
-
-    plot: Path | None = None
-    as_json: bool = option(False, "--json")
+    plot: Annotated[
+        Path | None,
+        Doc("Draw the trade-off, or with --carry the noise over the rounds, into this file (.png or .svg)."),
+    ] = None
+    as_json: Annotated[bool, Doc("Print the plan as JSON.")] = option(False, "--json")
 
 
 QUESTION = Flags.all_of(PlanQuestion)

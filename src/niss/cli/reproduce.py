@@ -11,7 +11,9 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typing_extensions import Doc
 
 from niss.cli.options import argument, examples, from_options, lazy_app, option
 from niss.errors import ConfigError
@@ -64,18 +66,17 @@ app = lazy_app(
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Which results to check, and which texts against them.
+    """Which results to check, and which texts against them."""
 
-    results  The folder that `niss reproduce` wrote.
-    text     Files whose numbers are checked; by default README.md and docs/.
-    partial  Results of your own: do not ask for every cell and figure, nor look into README.md and docs/.
-    as_json  Print the findings as JSON.
-    """
-
-    results: Path = argument(Path("results"))
-    text: list[Path] | None = None
-    partial: bool = False
-    as_json: bool = option(False, "--json")
+    results: Annotated[Path, Doc("The folder that `niss reproduce` wrote.")] = argument(Path("results"))
+    text: Annotated[
+        list[Path] | None, Doc("Files whose numbers are checked; by default README.md and docs/.")
+    ] = None
+    partial: Annotated[
+        bool,
+        Doc("Results of your own: do not ask for every cell and figure, nor look into README.md and docs/."),
+    ] = False
+    as_json: Annotated[bool, Doc("Print the findings as JSON.")] = option(False, "--json")
 
 
 @from_options(VerifyOptions)

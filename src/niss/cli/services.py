@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typing_extensions import Doc
 
 from niss.cli.options import examples, from_options, option, register
 from niss.cli.terminal import is_quiet, print_json, say, warn
@@ -37,18 +38,14 @@ def tracker_command(options: TrackerOptions) -> None:
 
 @dataclass(frozen=True)
 class UiOptions:
-    """Where the pages are served, and which runs they show.
+    """Where the pages are served, and which runs they show."""
 
-    port     0 takes a free one.
-    host     The address to listen on; any but loopback lets other machines in.
-    runs     Where the runs are.
-    no_open  Do not open a browser.
-    """
-
-    port: int = option(8765, min=0, max=65535)
-    host: str = "127.0.0.1"
-    runs: Path = option(Path("runs"), metavar="FOLDER")
-    no_open: bool = False
+    port: Annotated[int, Doc("0 takes a free one.")] = option(8765, min=0, max=65535)
+    host: Annotated[str, Doc("The address to listen on; any but loopback lets other machines in.")] = (
+        "127.0.0.1"
+    )
+    runs: Annotated[Path, Doc("Where the runs are.")] = option(Path("runs"), metavar="FOLDER")
+    no_open: Annotated[bool, Doc("Do not open a browser.")] = False
 
 
 @from_options(UiOptions)

@@ -7,9 +7,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typing_extensions import Doc
 
 from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.launch import on_all_gpus, rank
@@ -70,52 +71,42 @@ METHOD = Flags(
 
 @dataclass(frozen=True)
 class Source:
-    """What `run` and `compare` start from; flags override it.
+    """What `run` and `compare` start from; flags override it."""
 
-    config    Settings.
-    preset    Start from settings shipped with niss: demo or paper.
-    settings  Any setting, e.g. privacy.scope=round.
-    """
-
-    config: Path | None = argument(None, metavar="[CONFIG.toml]")
-    preset: str | None = None
-    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
+    config: Annotated[Path | None, Doc("Settings.")] = argument(None, metavar="[CONFIG.toml]")
+    preset: Annotated[str | None, Doc("Start from settings shipped with niss: demo or paper.")] = None
+    settings: Annotated[list[str] | None, Doc("Any setting, e.g. privacy.scope=round.")] = option(
+        None, "--set", metavar="KEY=VALUE"
+    )
 
 
 @dataclass(frozen=True)
 class RunOutput:
-    """Where a run or comparison goes, and how its result is printed.
+    """Where a run or comparison goes, and how its result is printed."""
 
-    out        Folder for everything this run leaves behind.
-    resume     Go on with a run that was stopped.
-    overwrite  Replace an earlier run in that folder.
-    as_json    Print the result as JSON.
-    """
-
-    out: Path | None = None
-    resume: Path | None = option(None, metavar="DIR")
-    overwrite: bool = False
-    as_json: bool = option(False, "--json")
+    out: Annotated[Path | None, Doc("Folder for everything this run leaves behind.")] = None
+    resume: Annotated[Path | None, Doc("Go on with a run that was stopped.")] = option(None, metavar="DIR")
+    overwrite: Annotated[bool, Doc("Replace an earlier run in that folder.")] = False
+    as_json: Annotated[bool, Doc("Print the result as JSON.")] = option(False, "--json")
 
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of `niss compare`.
+    """The methods of `niss compare`."""
 
-    methods  Comma-separated names, as of `niss run --method`.
-    """
-
-    methods: tuple[str, ...] | None = None
+    methods: Annotated[tuple[str, ...] | None, Doc("Comma-separated names, as of `niss run --method`.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
 class FromPlan:
-    """Where `niss run` may take its protection from.
+    """Where `niss run` may take its protection from."""
 
-    plan  What `niss plan --json` printed: rounds, participants, target and noise; flags override it.
-    """
-
-    plan: Path | None = option(None, metavar="PLAN.json")
+    plan: Annotated[
+        Path | None,
+        Doc("What `niss plan --json` printed: rounds, participants, target and noise; flags override it."),
+    ] = option(None, metavar="PLAN.json")
 
 
 @from_options(Source, TRAINING, FromPlan, METHOD, RunOutput, quiet=True)

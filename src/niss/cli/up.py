@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typing_extensions import Doc
 
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import kept_on_interrupt, print_json, say
@@ -35,12 +36,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class NewOptions:
-    """Where the app goes.
+    """Where the app goes."""
 
-    folder  A new folder; its name becomes that of the app.
-    """
-
-    folder: Path = argument(metavar="NAME")
+    folder: Annotated[Path, Doc("A new folder; its name becomes that of the app.")] = argument(metavar="NAME")
 
 
 @from_options(NewOptions)
@@ -60,28 +58,27 @@ def new_command(options: NewOptions) -> None:
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What to start, and the app that runs on it.
+    """What to start, and the app that runs on it."""
 
-    nodes     How many SuperNodes to start.
-    tls       TLS everywhere, and SuperNodes that authenticate themselves.
-    tracker   A tracker hands out keys and holds the beacon; else the server does.
-    rounds    Rounds of training.
-    app       The Flower app to run; without it one that is built in, which learns digits.
-    settings  A setting of the app, in TOML; may be repeated.
-    keep      Keep keys, logs, ledgers, the report and the saved run in this new folder.
-    resume    Go on with the run in a folder that was kept; everything else is as it was.
-    as_json   Print the report as JSON.
-    """
-
-    nodes: int = option(12, min=2)
-    tls: bool = True
-    tracker: bool = True
-    rounds: int = option(3, min=1)
-    app: Path | None = option(None, metavar="FOLDER")
-    settings: list[str] | None = option(None, "--set", metavar="KEY=VALUE")
-    keep: Path | None = option(None, metavar="FOLDER")
-    resume: Path | None = option(None, metavar="FOLDER")
-    as_json: bool = option(False, "--json")
+    nodes: Annotated[int, Doc("How many SuperNodes to start.")] = option(12, min=2)
+    tls: Annotated[bool, Doc("TLS everywhere, and SuperNodes that authenticate themselves.")] = True
+    tracker: Annotated[bool, Doc("A tracker hands out keys and holds the beacon; else the server does.")] = (
+        True
+    )
+    rounds: Annotated[int, Doc("Rounds of training.")] = option(3, min=1)
+    app: Annotated[
+        Path | None, Doc("The Flower app to run; without it one that is built in, which learns digits.")
+    ] = option(None, metavar="FOLDER")
+    settings: Annotated[list[str] | None, Doc("A setting of the app, in TOML; may be repeated.")] = option(
+        None, "--set", metavar="KEY=VALUE"
+    )
+    keep: Annotated[
+        Path | None, Doc("Keep keys, logs, ledgers, the report and the saved run in this new folder.")
+    ] = option(None, metavar="FOLDER")
+    resume: Annotated[
+        Path | None, Doc("Go on with the run in a folder that was kept; everything else is as it was.")
+    ] = option(None, metavar="FOLDER")
+    as_json: Annotated[bool, Doc("Print the report as JSON.")] = option(False, "--json")
 
 
 @from_options(UpOptions, quiet=True)

@@ -1,4 +1,4 @@
-"""How a tracker is run: every field is a flag of `niss tracker`, and its line in the docstring the help.
+"""How a tracker is run: every described field is a flag of `niss tracker`.
 
 Nothing heavy is imported here, so that `niss --help` can show the flags at once.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from typing_extensions import Doc
 
 from niss.checks import require_one_of, require_real
 from niss.errors import ConfigError, RemoteProtocolError
@@ -18,20 +20,15 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class TrackerSettings:
-    """What the person who runs a tracker decides about rates and times.
+    """What the person who runs a tracker decides about rates and times."""
 
-    ttl              Seconds without a heartbeat until a client counts as gone.
-    tolerance        Seconds by which a client's clock may be off.
-    address_rate     Requests a second from one address; 0 for any number.
-    identity_rate    Changing requests a second of one identity; 0 for any number.
-    max_clients      Most clients that can be registered.
-    """
-
-    ttl: float = 600.0
-    tolerance: float = 60.0
-    address_rate: float = 200.0
-    identity_rate: float = 10.0
-    max_clients: int = 1_000_000
+    ttl: Annotated[float, Doc("Seconds without a heartbeat until a client counts as gone.")] = 600.0
+    tolerance: Annotated[float, Doc("Seconds by which a client's clock may be off.")] = 60.0
+    address_rate: Annotated[float, Doc("Requests a second from one address; 0 for any number.")] = 200.0
+    identity_rate: Annotated[float, Doc("Changing requests a second of one identity; 0 for any number.")] = (
+        10.0
+    )
+    max_clients: Annotated[int, Doc("Most clients that can be registered.")] = 1_000_000
 
     forget_after: ClassVar[float] = 30 * 86_400.0
     """Seconds after a client's `ttl` until it is erased."""
@@ -51,36 +48,41 @@ class TrackerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerOptions(TrackerSettings):
-    """Where a tracker listens, what it keeps where, and whom it admits.
+    """Where a tracker listens, what it keeps where, and whom it admits."""
 
-    server_key       The public key of the server that opens rounds, from `niss keys show`.
-    host             The address to listen on.
-    port             0 takes a free one.
-    store            sqlite:///FILE, or redis://HOST:PORT/0 for several processes.
-    identity         The tracker's own key file. Default: beside the SQLite file.
-    tls_cert         Serve TLS with this certificate.
-    tls_key          The certificate's private key.
-    external_beacon  Another tracker, which holds the beacon chains.
-    external_ca      The authority of its certificate.
-    holder_only      Only hold beacon chains, for the tracker whose key is given as the server's.
-    admit            A coalition file: only its members may register.
-    coalition        Only the members in this file may join that coalition.
-    log_level        debug, info, warning or error.
-    """
-
-    server_key: str = field(metadata={"metavar": "KEY"})
-    host: str = "127.0.0.1"
-    port: int = field(default=8440, metadata={"min": 0, "max": 65535})
-    store: str = field(default="sqlite:///tracker.db", metadata=_STORE)
-    identity: Path | None = field(default=None, metadata={"metavar": "KEYFILE"})
-    tls_cert: Path | None = field(default=None, metadata={"metavar": "PEM"})
-    tls_key: Path | None = field(default=None, metadata={"metavar": "PEM"})
-    external_beacon: str | None = field(default=None, metadata={"metavar": "URL"})
-    external_ca: Path | None = field(default=None, metadata={"metavar": "PEM"})
-    holder_only: bool = False
-    admit: Path | None = field(default=None, metadata={"metavar": "FILE"})
-    coalition: list[str] | None = field(default=None, metadata={"metavar": "NAME=FILE"})
-    log_level: str = "info"
+    server_key: Annotated[
+        str, Doc("The public key of the server that opens rounds, from `niss keys show`.")
+    ] = field(metadata={"metavar": "KEY"})
+    host: Annotated[str, Doc("The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Doc("0 takes a free one.")] = field(default=8440, metadata={"min": 0, "max": 65535})
+    store: Annotated[str, Doc("sqlite:///FILE, or redis://HOST:PORT/0 for several processes.")] = field(
+        default="sqlite:///tracker.db", metadata=_STORE
+    )
+    identity: Annotated[Path | None, Doc("The tracker's own key file. Default: beside the SQLite file.")] = (
+        field(default=None, metadata={"metavar": "KEYFILE"})
+    )
+    tls_cert: Annotated[Path | None, Doc("Serve TLS with this certificate.")] = field(
+        default=None, metadata={"metavar": "PEM"}
+    )
+    tls_key: Annotated[Path | None, Doc("The certificate's private key.")] = field(
+        default=None, metadata={"metavar": "PEM"}
+    )
+    external_beacon: Annotated[str | None, Doc("Another tracker, which holds the beacon chains.")] = field(
+        default=None, metadata={"metavar": "URL"}
+    )
+    external_ca: Annotated[Path | None, Doc("The authority of its certificate.")] = field(
+        default=None, metadata={"metavar": "PEM"}
+    )
+    holder_only: Annotated[
+        bool, Doc("Only hold beacon chains, for the tracker whose key is given as the server's.")
+    ] = False
+    admit: Annotated[Path | None, Doc("A coalition file: only its members may register.")] = field(
+        default=None, metadata={"metavar": "FILE"}
+    )
+    coalition: Annotated[list[str] | None, Doc("Only the members in this file may join that coalition.")] = (
+        field(default=None, metadata={"metavar": "NAME=FILE"})
+    )
+    log_level: Annotated[str, Doc("debug, info, warning or error.")] = "info"
 
     def __post_init__(self) -> None:
         super().__post_init__()
