@@ -17,6 +17,7 @@ from niss.records import (
     clipped_sum,
     reference_sum,
 )
+from niss.records.modules import ModuleEngine
 from records.conftest import KINDS, make_records
 
 
@@ -33,6 +34,13 @@ def naive_sum(module: nn.Module, records: Records, rows: list[int], clip: float)
     return total.numpy()
 
 
+@pytest.fixture
+def stacked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a chunk cannot be computed together, that is no reason to compute its records one by one."""
+    monkeypatch.setattr(ModuleEngine, "_one_by_one", None)
+
+
+@pytest.mark.usefixtures("stacked_alone")
 @pytest.mark.parametrize("clip", [0.05, 1.0, 1e6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sum_is_its_definition(kind: str, clip: float) -> None:

@@ -1,9 +1,11 @@
 """Clipped gradients of any torch module: many records at once, each alone.
 
-`torch.func.vmap` computes the gradients of a chunk of records as if each were a batch of one: nothing that the
-module does with its batch can mix two of them. Chunks have one shape. Where a chunk cannot be computed together, since
-the module cannot be stacked or since some record raises an exception, its records are differentiated one after another
-and those that fail contribute zero.
+`torch.func.vmap` runs the module on a chunk of records as if each were a batch of one: nothing that it does with its
+batch can mix two of them. What flows through the usual layers is tapped (`niss.records.taps`), so that their gradients
+need not be computed; other parameters have a copy for each record, whose slopes are the gradients.
+
+Chunks have one shape. Where a chunk cannot be computed together, since the module cannot be stacked or a record raises
+an exception, its records are differentiated one after another and those that fail contribute zero.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from niss.errors import ConfigError
 from niss.learning.local import FlatLayout, mean_loss, trainable_parameters
@@ -24,10 +26,12 @@ from niss.learning.stackable import as_function
 from niss.records.batches import FloatArray, IntArray
 from niss.records.closed_form import clipped
 from niss.records.refusals import require_no_draws, require_single_records
+from niss.records.taps import Call, Gradients, Part, Taps, UsedOtherwise, parts_of
 
 Entries = dict[str, Tensor]
-# Numbers that a chunk's gradients may have together, and records in a chunk.
-_NUMBERS, _LARGEST = 2**25, 256
+Parts = dict[str, Part]
+# Numbers that are kept of a chunk, so that a model of a million parameters needs some hundred MB; records in a chunk.
+_NUMBERS, _LARGEST = 2**24, 256
 
 
 class ModuleEngine:
@@ -46,26 +50,36 @@ class ModuleEngine:
         self._inputs, self._labels = torch.as_tensor(inputs), torch.as_tensor(labels)
         self._forward = as_function(module)
         self.weights: FloatArray = self.layout.flatten(module).double().cpu().numpy()
-        self.chunk = chunk or max(1, min(_LARGEST, _NUMBERS // self.layout.size))
-        self._stackable = self._probe()
+        self._copied: set[str] = set()  # parameters that autograd differentiates, with a copy for each record
+        numbers = self._probe()
+        self._stackable = numbers is not None
+        self.chunk = chunk or (
+            2 ** int(np.log2(min(_LARGEST, max(1, _NUMBERS // numbers)))) if numbers else 32
+        )
 
+    @torch.no_grad()
     def sum(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
         """See `Engine`."""
         if (found := self._together(weights, rows, real, clip)) is None:
             return np.asarray(self._one_by_one(weights, rows[:real], clip).sum(axis=0))
-        gradients, factors = found
+        parts, factors = found
         total = torch.zeros(self.layout.size, dtype=torch.float64, device=self._device)
-        for name, part in self.layout.split(total).items():
-            part.copy_(torch.tensordot(factors, gradients[name], dims=1))
+        for name, place in self.layout.split(total).items():
+            if name in parts:
+                place.copy_(parts[name].total(factors))
         return np.asarray(total.cpu().numpy())
 
+    @torch.no_grad()
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
         """See `Engine`."""
         if (found := self._together(weights, rows, real, clip)) is None:
             return self._one_by_one(weights, rows[:real], clip)
-        gradients, factors = found
-        flat = torch.cat([gradients[name].flatten(1) for name in self.layout.names], dim=1)[:real]
-        return np.asarray((flat.double() * factors[:real, None].double()).cpu().numpy())
+        parts, factors = found
+        gradients = torch.zeros((real, self.layout.size), dtype=torch.float64, device=self._device)
+        for name, place in self.layout.split(gradients).items():
+            if name in parts:
+                place.copy_(parts[name].each()[:real])
+        return np.asarray(gradients.mul_(factors[:real, None]).cpu().numpy())
 
     def alone(self, weights: FloatArray, row: int) -> FloatArray:
         """See `Engine`."""
@@ -79,18 +93,25 @@ class ModuleEngine:
 
     def _together(
         self, weights: FloatArray, rows: IntArray, real: int, clip: float
-    ) -> tuple[Entries, Tensor] | None:
-        """Gradients by name, records first, and their factors min(1, C / norm), zero where one counts for nothing."""
+    ) -> tuple[Parts, Tensor] | None:
+        """Gradients by name, and their factors min(1, C / norm); both zero where a record counts for nothing.
+
+        A factor below the least normal number would have lost its digits: a record that needs one, of norm 1e38 C in
+        float32, has overflown too.
+        """
         if not self._stackable:
             return None
         try:
-            gradients, losses = self._stacked(self._entries(weights), *self._take(rows))
+            parts, losses = self._stacked(self._entries(weights), *self._take(rows))
         except Exception:  # of a record, or of all of them: one by one will tell
             return None
-        norms = torch.linalg.vector_norm(
-            torch.stack([row_norms(gradient.flatten(1)) for gradient in gradients.values()]), dim=0
-        )
-        return without_failures(gradients, losses, norms, real, clip)
+        norms = torch.linalg.vector_norm(torch.stack([part.norms() for part in parts.values()]), dim=0)
+        factors = torch.where(norms > clip, clip / norms, 1.0)
+        used = norms.isfinite() & losses.isfinite() & (factors >= torch.finfo(self.layout.dtype).tiny)
+        used &= torch.arange(len(rows), device=self._device) < real
+        if not bool(used[:real].all()):
+            parts = {name: part.without(~used) for name, part in parts.items()}
+        return parts, torch.where(used, factors, 0.0).to(self.layout.dtype)
 
     def _one_by_one(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
         """As `each`, by one forward and backward pass for each record."""
@@ -114,17 +135,36 @@ class ModuleEngine:
         flat = torch.cat([slope.reshape(-1) for slope in slopes]).double().cpu().numpy()
         return np.asarray(flat if loss.isfinite() else np.full_like(flat, np.nan))
 
-    def _stacked(self, entries: Entries, inputs: Tensor, labels: Tensor) -> tuple[Entries, Tensor]:
-        """Gradients [records, ...] by name, and losses [records]."""
+    def _stacked(self, entries: Entries, inputs: Tensor, labels: Tensor) -> tuple[Parts, Tensor]:
+        """Gradients by name, and losses [records]; parameters that have no say in the loss are left out."""
+        count = len(inputs)
+        tapped = {
+            name: entries[name].requires_grad_() for name in self.layout.names if name not in self._copied
+        }
+        copies = {
+            name: entries[name].expand(count, *entries[name].shape).requires_grad_() for name in self._copied
+        }
         fixed = {name: value for name, value in entries.items() if name not in self.layout.names}
+        names = {id(value): name for name, value in tapped.items()}
+        calls: list[Call] = []
 
-        def record_loss(trial: Entries, values: Tensor, label: Tensor) -> Tensor:
-            return self._one_loss(self._forward(trial | fixed, values[None]), label[None])
+        def record_loss(own: Entries, values: Tensor, label: Tensor, lane: Tensor) -> Tensor:
+            with Taps(names, lane, calls):
+                outputs = self._forward(tapped | own | fixed, values[None])
+            return self._one_loss(outputs, label[None])
 
-        trained = {name: entries[name] for name in self.layout.names}
-        both = vmap(grad_and_value(record_loss), in_dims=(None, 0, 0), randomness="error")
-        gradients, losses = both(trained, inputs, labels)
-        return gradients, losses
+        lanes = torch.arange(count, device=self._device)
+        with torch.enable_grad():
+            losses = vmap(record_loss, randomness="error")(copies, inputs, labels, lanes)
+            trained = tapped | copies
+            slopes = torch.autograd.grad(
+                losses, list(trained.values()), torch.ones_like(losses), allow_unused=True
+            )
+        found = {name: slope for name, slope in zip(trained, slopes, strict=True) if slope is not None}
+        if stray := found.keys() & tapped.keys():
+            raise UsedOtherwise(stray)
+        parts: Parts = {name: Gradients(slope) for name, slope in found.items()}
+        return parts | parts_of(calls), losses.detach()
 
     def _one_loss(self, outputs: Any, labels: Tensor) -> Tensor:
         loss = self._loss(outputs, labels)
@@ -151,8 +191,11 @@ class ModuleEngine:
         dtype = self.layout.dtype if values.is_floating_point() else values.dtype
         return values.to(device=self._device, dtype=dtype)
 
-    def _probe(self) -> bool:
-        """Whether records can be stacked; refuses a module that does not run. Zeros tell: no record has a say in it."""
+    def _probe(self) -> int | None:
+        """Numbers that are kept of a record, None if records cannot be stacked; refuses a module that does not run.
+
+        Tried on zeros: no record has a say in it.
+        """
         inputs, labels = (
             self._as_taken(torch.zeros((2, *part.shape[1:]), dtype=part.dtype))
             for part in (self._inputs, self._labels)
@@ -168,11 +211,15 @@ class ModuleEngine:
                 hint=f"inputs have shape {tuple(inputs[:1].shape)}, labels {tuple(labels[:1].shape)}, "
                 f"{labels.dtype}",
             ) from problem
-        try:
-            self._stacked(self._entries(self.weights), inputs, labels)
-        except Exception:  # torch refuses to stack in many ways; one by one always works
-            return False
-        return True
+        while True:
+            try:
+                parts, _ = self._stacked(self._entries(self.weights), inputs, labels)
+            except UsedOtherwise as found:
+                self._copied |= found.names
+            except Exception:  # torch refuses to stack in many ways; one by one always works
+                return None
+            else:
+                return sum(part.numbers for part in parts.values()) // len(inputs) + 1
 
 
 def trained_layout(module: nn.Module) -> FlatLayout:
@@ -185,30 +232,3 @@ def trained_layout(module: nn.Module) -> FlatLayout:
         shapes=tuple(whole.shapes[place] for place in chosen),
         trainable=(True,) * len(chosen),
     )
-
-
-def row_norms(rows: Tensor) -> Tensor:
-    """In float64: float32 squares under- or overflow long before the gradients themselves do."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms
-
-
-def without_failures(
-    gradients: Entries, losses: Tensor, norms: Tensor, real: int, clip: float
-) -> tuple[Entries, Tensor]:
-    """The gradients, and min(1, C / norm) in their dtype; both zero for records that fail and for those beyond `real`.
-
-    A factor below the least normal number would have lost its digits: such a record, of norm 1e38 C in float32, has
-    overflown too.
-    """
-    dtype = next(iter(gradients.values())).dtype
-    factors = torch.where(norms > clip, clip / norms, 1.0)
-    used = norms.isfinite() & losses.isfinite() & (factors >= torch.finfo(dtype).tiny)
-    used &= torch.arange(len(norms), device=norms.device) < real
-    if not bool(used[:real].all()):
-        # A factor of zero is not enough: 0 * inf and 0 * nan are nan.
-        gradients = {
-            name: gradient.masked_fill(~used.view(-1, *[1] * (gradient.ndim - 1)), 0.0)
-            for name, gradient in gradients.items()
-        }
-    return gradients, torch.where(used, factors, 0.0).to(dtype)

@@ -53,8 +53,8 @@ class Records:
     examples  (inputs, labels): arrays or tensors whose first axis is the record
     loss      of a batch of one record: `loss(model(inputs), labels)` with inputs [1, ...] and labels [1, ...] returns
               one number. Cross-entropy by default, averaged over the positions of a sequence; a regression has its own
-    chunk     records that are differentiated together, a number that must not depend on the batch; planned from the
-              model's size by default
+    chunk     records that are differentiated together, a number that must not depend on the batch; by default planned
+              from the model. Batches are filled up to whole chunks: small ones want small chunks
     name      of the dataset, in ledgers
 
     The model runs in the mode that it is in. Refused are layers that mix records, remember them or draw: BatchNorm in

@@ -1,0 +1,508 @@
+"""Gradients of single records without computing them: what flows through linear layers, convolutions and embeddings.
+
+The gradient of record i in a weight that takes p inputs a_t to q outputs, at T positions, where its loss has slopes d_t
+in these outputs, is a sum of T outer products. Its norm, and the clipped sum over the records, need the a and the d
+alone ("ghost norms": Goodfellow 2015, Li et al. 2022, Bu et al. 2023):
+
+    g_i = sum_t d_t a_t^T,    ||g_i||^2 = sum_tu (a_t . a_u) (d_t . d_u),    sum_i f_i g_i = sum_it (f_i d_t) a_t^T.
+
+Where the double sum costs more than g_i itself (a convolution over a large picture), g_i is computed after all.
+
+`Taps` sees the calls of these operations while records are stacked by `torch.func.vmap`, so that none of them mixes two
+records whatever the module does around them, and one backward pass brings the d of all. A weight that is used twice has
+the positions of both uses; one that is also used in some other way is left to autograd, with a copy for each record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.grad import conv2d_input, conv2d_weight
+from torch.overrides import TorchFunctionMode
+
+Shape = tuple[int, ...]
+# Products of numbers that take as long as writing a number of the gradient and reading it twice.
+_TRAFFIC = 4
+# Numbers that are squared and added in float32, and the length from which their squares may overflow.
+_BLOCK, _SQUARED = 256, 1e18
+
+
+class Part(Protocol):
+    """The gradients of a chunk of records in one parameter."""
+
+    def norms(self) -> Tensor:
+        """Of each record, float64."""
+
+    def total(self, factors: Tensor) -> Tensor:
+        """The sum of the gradients, each times its factor."""
+
+    def each(self) -> Tensor:
+        """The gradients, [records, ...]."""
+
+    def without(self, lost: Tensor) -> Part:
+        """The same with zeros for the records that are `lost`, [records] of bool; a factor of 0 does not mend a nan."""
+
+    @property
+    def numbers(self) -> int:
+        """That are held for all records."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients themselves, [records, ...]."""
+
+    values: Tensor
+
+    def norms(self) -> Tensor:
+        """See `Part`."""
+        return _lengths(self.values.flatten(1))
+
+    def total(self, factors: Tensor) -> Tensor:
+        """See `Part`."""
+        summed: Tensor = torch.tensordot(factors, self.values, dims=1)
+        return summed
+
+    def each(self) -> Tensor:
+        """See `Part`."""
+        return self.values
+
+    def without(self, lost: Tensor) -> Gradients:
+        """See `Part`."""
+        return Gradients(_blank(self.values, lost))
+
+    @property
+    def numbers(self) -> int:
+        """See `Part`."""
+        return self.values.numel()
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inputs [records, groups, p, T] and slopes [records, groups, q, T] of a weight of this shape."""
+
+    inputs: Tensor
+    slopes: Tensor
+    shape: Shape
+
+    def norms(self) -> Tensor:
+        """In float64 throughout: terms of both signs would leave a float32 sum without a digit."""
+        if self.inputs.shape[-1] == 1:
+            parts = _lengths(self.inputs.flatten(0, 1).flatten(1)) * _lengths(
+                self.slopes.flatten(0, 1).flatten(1)
+            )
+            return _lengths(parts.view(self.inputs.shape[:2]))
+        inputs, slopes = self.inputs.double(), self.slopes.double()
+        grams = (inputs.mT @ inputs) * (slopes.mT @ slopes)
+        return grams.sum((1, 2, 3)).clamp(min=0.0).sqrt()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """See `Part`."""
+        # Records and positions are one axis of the product.
+        slopes = (self.slopes * factors[:, None, None, None]).movedim(0, 2).flatten(2)
+        return (slopes @ self.inputs.movedim(0, 2).flatten(2).mT).reshape(self.shape)
+
+    def each(self) -> Tensor:
+        """See `Part`."""
+        return (self.slopes @ self.inputs.mT).reshape(-1, *self.shape)
+
+    def without(self, lost: Tensor) -> Products:
+        """See `Part`."""
+        return replace(self, inputs=_blank(self.inputs, lost), slopes=_blank(self.slopes, lost))
+
+    @property
+    def numbers(self) -> int:
+        """See `Part`."""
+        return self.inputs.numel() + self.slopes.numel()
+
+
+def worth_products(p: int, q: int, positions: int) -> bool:
+    """Whether norms from inputs and slopes are less work than the gradients, q x p numbers each."""
+    return positions == 1 or positions**2 * (p + q) <= _TRAFFIC * p * q
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Numbers [records, T] of the rows of a table that were looked up, and slopes [records, T, q] in what was found."""
+
+    places: Tensor
+    slopes: Tensor
+    shape: Shape
+
+    def norms(self) -> Tensor:
+        """Slopes at places with the same number are added up at the first of them."""
+        first = (self.places[:, :, None] == self.places[:, None, :]).to(torch.uint8).argmax(2)
+        sums = torch.zeros_like(self.slopes).scatter_add_(
+            1, first[..., None].expand_as(self.slopes), self.slopes
+        )
+        return _lengths(sums.flatten(1))
+
+    def total(self, factors: Tensor) -> Tensor:
+        """See `Part`."""
+        found = (self.slopes * factors[:, None, None]).flatten(0, 1)
+        return found.new_zeros(self.shape).index_add_(0, self.places.flatten(), found)
+
+    def each(self) -> Tensor:
+        """See `Part`."""
+        places = self.places[..., None].expand_as(self.slopes)
+        return self.slopes.new_zeros((len(places), *self.shape)).scatter_add_(1, places, self.slopes)
+
+    def without(self, lost: Tensor) -> Rows:
+        """See `Part`."""
+        return replace(self, slopes=_blank(self.slopes, lost))
+
+    @property
+    def numbers(self) -> int:
+        """See `Part`."""
+        return self.slopes.numel()
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Of each row, float64, to a relative 3e-6 in float32: blocks are short, and what they give is added in float64.
+
+    Squares overflow long before the numbers do, and are then taken in float64.
+    """
+    if rows.dtype == torch.float64:
+        return _norm(rows)
+    whole = rows.shape[1] // _BLOCK * _BLOCK
+    blocks = rows[:, :whole].reshape(len(rows), -1, _BLOCK)
+    lengths = _norm(torch.cat([_norm(blocks), _norm(rows[:, whole:])[:, None]], 1).double())
+    return _norm(rows.double()) if bool((lengths > _SQUARED).any()) else lengths
+
+
+def _norm(values: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(values, dim=-1)
+    return found
+
+
+def _blank(values: Tensor, lost: Tensor) -> Tensor:
+    return values.masked_fill(lost.view(-1, *[1] * (values.ndim - 1)), 0.0)
+
+
+@dataclass
+class Call:
+    """One call of an operation with weights of ours: its inputs and, after the backward pass, its outputs' slopes.
+
+    Values have the records as their first axis, and then the shape that the module gave to those of one record.
+    """
+
+    weight: str | None
+    bias: str | None
+    shape: Shape
+    settings: tuple[Any, ...] = ()
+    inputs: Tensor | None = None
+    slopes: Tensor | None = None
+
+    def compute(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The outputs."""
+        raise NotImplementedError
+
+    def back(self, slopes: Tensor, values: Tensor, weight: Tensor) -> Tensor | None:
+        """The slopes of the inputs."""
+        raise NotImplementedError
+
+    def part(self, uses: Sequence[Call]) -> Part:
+        """The gradients in the weight, from all calls that used it."""
+        raise NotImplementedError
+
+    def bias_gradients(self) -> Tensor:
+        """Of each record, [records, q]."""
+        assert self.slopes is not None
+        return self.slopes.flatten(1, -2).sum(1)
+
+
+class LinearCall(Call):
+    """values [records, ..., p] times weight [q, p]."""
+
+    def compute(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Call`."""
+        return functional.linear(values, weight, bias)
+
+    def back(self, slopes: Tensor, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002
+        """See `Call`."""
+        return slopes @ weight
+
+    def part(self, uses: Sequence[Call]) -> Part:
+        """See `Call`."""
+        flows = [
+            (use.inputs.flatten(1, -2), use.slopes.flatten(1, -2))
+            for use in uses
+            if use.inputs is not None and use.slopes is not None
+        ]
+        inputs, slopes = (
+            torch.cat(flow, 1) if len(flow) > 1 else flow[0] for flow in zip(*flows, strict=True)
+        )
+        found = Products(inputs.mT[:, None], slopes.mT[:, None], self.shape)
+        products = worth_products(inputs.shape[2], slopes.shape[2], inputs.shape[1])
+        return found if products else Gradients(found.each())
+
+
+class ConvolutionCall(Call):
+    """A convolution of pictures [records, N, C, H, W], of height 1 where the weight has one axis.
+
+    Settings are stride, padding, dilation and groups.
+    """
+
+    def compute(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Call`."""
+        found = functional.conv2d(values.flatten(0, 1), _with_two_axes(weight), bias, *self.settings)
+        return found.view(*values.shape[:2], *found.shape[1:])
+
+    def back(self, slopes: Tensor, values: Tensor, weight: Tensor) -> Tensor | None:
+        """See `Call`."""
+        stride, padding, dilation, groups = self.settings
+        pictures, kernel = values.flatten(0, 1), _with_two_axes(weight)
+        found: Tensor = conv2d_input(  # type: ignore[no-untyped-call]
+            pictures.shape, kernel, slopes.flatten(0, 1), stride, padding, dilation, groups
+        )
+        return found.view(values.shape)
+
+    def part(self, uses: Sequence[Call]) -> Part:
+        """See `Call`."""
+        calls = [use for use in uses if isinstance(use, ConvolutionCall)]
+        groups, outputs = self.settings[3], self.shape[0]
+        positions = sum(use.slopes[0, :, 0].numel() for use in calls if use.slopes is not None)
+        if not worth_products(math.prod(self.shape[1:]), outputs // groups, positions):
+            return Gradients(torch.stack([use._gradients() for use in calls]).sum(0))
+        flows = [use._flow() for use in calls]
+        inputs, slopes = (
+            torch.cat(flow, 3) if len(flow) > 1 else flow[0] for flow in zip(*flows, strict=True)
+        )
+        return Products(inputs, slopes, self.shape)
+
+    def bias_gradients(self) -> Tensor:
+        """See `Call`."""
+        assert self.slopes is not None
+        return self.slopes.sum((1, 3, 4))
+
+    def _gradients(self) -> Tensor:
+        """As one convolution in which each record is a group of its own."""
+        assert self.inputs is not None
+        assert self.slopes is not None
+        stride, padding, dilation, groups = self.settings
+        count, sides = len(self.inputs), (1, *self.shape[2:])[-2:]
+        inputs, slopes = (values.transpose(0, 1).flatten(1, 2) for values in (self.inputs, self.slopes))
+        shape = (count * self.shape[0], self.shape[1], *sides)
+        found: Tensor = conv2d_weight(inputs, shape, slopes, stride, padding, dilation, count * groups)  # type: ignore[no-untyped-call]
+        return found.view(count, *self.shape)
+
+    def _flow(self) -> tuple[Tensor, Tensor]:
+        """Patches [records, groups, C k k / groups, positions] and slopes."""
+        assert self.inputs is not None
+        assert self.slopes is not None
+        stride, padding, dilation, groups = self.settings
+        count, pictures = self.inputs.shape[:2]
+        sides = (1, *self.shape[2:])[-2:]
+        patches = functional.unfold(self.inputs.flatten(0, 1), sides, dilation, padding, stride)
+        return (
+            _by_group(patches, count, pictures, groups),
+            _by_group(self.slopes.flatten(0, 1).flatten(2), count, pictures, groups),
+        )
+
+
+def _with_two_axes(weight: Tensor) -> Tensor:
+    return weight.unsqueeze(2) if weight.ndim == 3 else weight
+
+
+def _by_group(values: Tensor, count: int, pictures: int, groups: int) -> Tensor:
+    """[records x pictures, groups x width, places] to [records, groups, width, pictures x places]."""
+    split = values.view(count, pictures, groups, -1, values.shape[-1])
+    return split[:, 0] if pictures == 1 else split.movedim(1, 3).flatten(3)
+
+
+class EmbeddingCall(Call):
+    """Rows of a table by number; the setting is the number whose row is never trained."""
+
+    def compute(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG002
+        """See `Call`."""
+        return functional.embedding(values, weight)
+
+    def back(self, slopes: Tensor, values: Tensor, weight: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Numbers have none."""
+        return None
+
+    def part(self, uses: Sequence[Call]) -> Part:
+        """See `Call`."""
+        flows = []
+        for use in uses:
+            assert use.inputs is not None
+            assert use.slopes is not None
+            places, slopes = use.inputs.flatten(1), use.slopes.flatten(1, -2)
+            if use.settings[0] is not None:
+                slopes = slopes.masked_fill((places == use.settings[0])[..., None], 0.0)
+            flows.append((places, slopes))
+        places, slopes = (torch.cat(flow, 1) for flow in zip(*flows, strict=True))
+        return Rows(places, slopes, self.shape)
+
+
+class UsedOtherwise(Exception):
+    """These weights are also used in a way that is not tapped, and must be left to autograd."""
+
+    def __init__(self, names: Set[str]) -> None:
+        super().__init__()
+        self.names = names
+
+
+class _Stacked(torch.autograd.Function):
+    """An operation on one record, which vmap turns into `_Tapped` on the chunk.
+
+    `lane` differs between records, so that vmap has a say even where the operation's inputs do not.
+    """
+
+    @staticmethod
+    def forward(call: Call, lane: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError("only inside vmap")
+
+    @staticmethod
+    def setup_context(_ctx: Any, _inputs: Any, _output: Any) -> None:
+        return
+
+    @staticmethod
+    def vmap(
+        info: Any, where: tuple[Any, ...], call: Call, _lane: Tensor, values: Tensor, *weights: Tensor | None
+    ) -> tuple[Tensor, int]:
+        if any(place is not None for place in where[3:]):
+            raise UsedOtherwise({name for name in (call.weight, call.bias) if name is not None})
+        stacked = (
+            values.expand(info.batch_size, *values.shape) if where[2] is None else values.movedim(where[2], 0)
+        )
+        found: Tensor = _Tapped.apply(call, stacked, *weights)  # type: ignore[no-untyped-call]
+        return found, 0
+
+
+class _Tapped(torch.autograd.Function):
+    """An operation on a chunk, which keeps what its gradients are made of. Weights get no slope from it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.call, call.inputs = call, values.detach()
+        ctx.save_for_backward(weight)
+        return call.compute(values, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[None, Tensor | None, None, None]:
+        call: Call = ctx.call
+        assert call.inputs is not None
+        call.slopes = slopes
+        (weight,) = ctx.saved_tensors
+        return None, call.back(slopes, call.inputs, weight) if ctx.needs_input_grad[1] else None, None, None
+
+
+class Taps(TorchFunctionMode):
+    """Inside, operations with these weights are kept in `calls`; on one record of a chunk, `lane` its own number.
+
+    names  of the weights, by their id; they require a gradient and are not stacked
+    """
+
+    def __init__(self, names: dict[int, str], lane: Tensor, calls: list[Call]) -> None:
+        super().__init__()
+        self._names, self._lane, self._calls = names, lane, calls
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tap = _TAPS.get(func)
+        result = None if tap is None else tap(self, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is None else result
+
+    def tap(
+        self,
+        kind: type[Call],
+        values: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: tuple[Any, ...] = (),
+    ) -> Tensor | None:
+        """The outputs, kept; None where the weights are none of ours."""
+        name, own_bias = self._names.get(id(weight)), self._names.get(id(bias))
+        if name is None and own_bias is None:
+            return None
+        call = kind(name, own_bias, tuple(weight.shape), settings)
+        self._calls.append(call)
+        found: Tensor = _Stacked.apply(call, self._lane, values, weight, bias)  # type: ignore[no-untyped-call]
+        return found
+
+
+def _linear(taps: Taps, values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    # Of one axis: a vector that is no batch.
+    return None if values.ndim < 2 else taps.tap(LinearCall, values, weight, bias)
+
+
+def _convolve(
+    taps: Taps,
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    axes = weight.ndim - 2
+    if values.ndim != weight.ndim:
+        return None
+    (stride, dilation), sides = (_each(value, axes) for value in (stride, dilation)), weight.shape[2:]
+    if padding == "same":
+        widths = [step * (side - 1) for step, side in zip(dilation, sides, strict=True)]
+        margins = [part for width in reversed(widths) for part in (width // 2, width - width // 2)]
+        values, padding = functional.pad(values, margins), 0
+    padding = _each(0 if padding == "valid" else padding, axes)
+    if axes == 2:
+        return taps.tap(ConvolutionCall, values, weight, bias, (stride, padding, dilation, groups))
+    settings = ([1, *stride], [0, *padding], [1, *dilation], groups)
+    found = taps.tap(ConvolutionCall, values.unsqueeze(2), weight, bias, settings)
+    return None if found is None else found.squeeze(2)
+
+
+def _each(value: int | Sequence[int], axes: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * axes if len(values) == 1 else values
+
+
+def _embed(
+    taps: Taps,
+    places: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,  # noqa: ARG001
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor | None:
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        return None
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    return taps.tap(EmbeddingCall, places, weight, None, (padding_idx,))
+
+
+_TAPS: dict[Any, Callable[..., Tensor | None]] = {
+    functional.linear: _linear,
+    torch.conv1d: _convolve,
+    torch.conv2d: _convolve,
+    functional.embedding: _embed,
+}
+
+
+def parts_of(calls: Sequence[Call]) -> dict[str, Part]:
+    """The gradients in all weights that were used, by name; after the backward pass."""
+    uses: dict[str, list[Call]] = {}
+    biases: dict[str, Tensor] = {}
+    for call in calls:
+        if call.slopes is None:  # what it gave has no say in the loss
+            continue
+        if call.weight is not None:
+            uses.setdefault(call.weight, []).append(call)
+        if call.bias is not None:
+            own = call.bias_gradients()
+            biases[call.bias] = biases[call.bias] + own if call.bias in biases else own
+    for name, some in uses.items():
+        if len({type(call) for call in some}) > 1 or name in biases:
+            raise UsedOtherwise({name})
+    found: dict[str, Part] = {name: some[0].part(some) for name, some in uses.items()}
+    return found | {name: Gradients(gradient) for name, gradient in biases.items()}
