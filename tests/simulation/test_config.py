@@ -84,7 +84,7 @@ def test_what_silos_and_their_sizes_refuse(values, field):
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize("name", ["demo", "paper"])
+@pytest.mark.parametrize("name", ["demo", "silos", "paper"])
 def test_presets_load(name):
     config = preset(name)
     assert config.name == name

@@ -126,3 +126,16 @@ def test_a_run_that_was_killed_goes_on_with_the_same_batches(tmp_path, given, mo
 
     death = (CheckpointFolder, "append_round", lambda _folder, record, _seconds: record.round == 2)
     assert_resumes(tmp_path, silo_config(method), given, monkeypatch, *death)
+
+
+def test_report_and_summary_speak_of_records(given, tmp_path):
+    from niss.report import read_report_input, summary_rows, write_report
+    from niss.report.summary import settings_of
+
+    result = niss.run(silo_config("niss"), **given, out=tmp_path)
+    assert "hiding one record (added or removed)" in result.statement.words
+    settings = settings_of(read_report_input(tmp_path))
+    assert settings["Share of the records in a batch"] == "0.5"
+    assert "Local epochs" not in settings
+    assert "one single record" in write_report(tmp_path).read_text(encoding="utf-8")
+    assert len(summary_rows(read_report_input(tmp_path)).rows) == 1

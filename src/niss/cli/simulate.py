@@ -74,7 +74,7 @@ class Source:
     """What `run` and `compare` start from; flags override it."""
 
     config: Annotated[Path | None, Doc("Settings.")] = argument(None, metavar="[CONFIG.toml]")
-    preset: Annotated[str | None, Doc("Start from settings shipped with niss: demo or paper.")] = None
+    preset: Annotated[str | None, Doc("Start from settings shipped with niss: demo, silos or paper.")] = None
     settings: Annotated[list[str] | None, Doc("Any setting, e.g. privacy.scope=round.")] = option(
         None, "--set", metavar="KEY=VALUE"
     )

@@ -97,6 +97,16 @@ def settings_of(report: ReportInput) -> dict[str, str | None]:
     """Name and value of each setting, in reading order; None where no file of the folder names it."""
     config = _section(report.methods[0].manifest if report.methods else {}, "config")
     model, training, privacy = (_section(config, name) for name in ("model", "training", "privacy"))
+    steps = {
+        "Learning rate": (training, "learning_rate"),
+        "Local epochs": (training, "epochs"),
+        "Batch size": (training, "batch_size"),
+    }
+    if report.unit == "record":
+        steps = {
+            "Share of the records in a batch": (privacy, "batch"),
+            "Server's rate": (training, "server_rate"),
+        }
     return {
         "Dataset": report.dataset,
         "Split between clients": report.split,
@@ -107,9 +117,7 @@ def settings_of(report: ReportInput) -> dict[str, str | None]:
         "Model": _model(model),
         "Model parameters": _count(report.model_parameters),
         "Clip": _setting(privacy.get("clip")),
-        "Learning rate": _setting(training.get("learning_rate")),
-        "Local epochs": _setting(training.get("epochs")),
-        "Batch size": _setting(training.get("batch_size")),
+        **{name: _setting(section.get(key)) for name, (section, key) in steps.items()},
         "Seed": _setting(
             config.get("seed", (report.methods[0].manifest if report.methods else {}).get("seed"))
         ),

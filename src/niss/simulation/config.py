@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from niss.mechanism.clipping import AdaptiveClip
     from niss.methods import Method
 
-PRESETS = ("demo", "paper")
+PRESETS = ("demo", "silos", "paper")
 """The settings shipped with the package."""
 PLAN_HINT = "write one with `niss plan ... --json > plan.json`"
 
@@ -356,8 +356,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def preset(name: str) -> Config:
     """One of the settings shipped with the package.
 
-    name  `demo`: six methods on 1,000 clients with MNIST digits, a minute on a laptop; `paper`: the settings of the
-          paper, which proves less than it says
+    name  `demo`: six methods on 1,000 clients with MNIST digits, a minute on a laptop; `silos`: ten organisations that
+          hide single images; `paper`: the settings of the paper, which proves less than it says
 
     >>> config = niss.preset("demo")
     """
