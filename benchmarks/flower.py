@@ -185,7 +185,7 @@ def play(strategy: Strategy, mods: list[Any], clients: int, rounds: int) -> tupl
 def contestants(clients: int, rounds: int) -> dict[str, tuple[Strategy, list[Any], int]]:
     """Plain FedAvg, and NISS with ever more neighbours: strategies, mods and how many clients there are."""
     plain = FedAvg(fraction_evaluate=0.0)
-    settings = {"clip": CLIP, "epsilon": 8.0, "kappa": 4.0, "colluders": min(1, clients - 2)}
+    settings = {"clip": CLIP, "epsilon": 8.0, "kappa": 4.0, "collusion": 0.1 if clients > 2 else 0.0}
     made: dict[str, tuple[Strategy, list[Any], int]] = {PLAIN: (plain, [], clients)}
     for name, neighbours in (("niss v=4", 4.0), ("niss v=10", 10.0), ("niss complete", clients - 1.0)):
         plan = Plan(

@@ -27,7 +27,7 @@ from harness import Report, Row, command_line, in_turns, medians
 from threadpoolctl import threadpool_limits
 
 from niss.accounting import DrawnAccount
-from niss.accounting.plans import committee_size, committee_threshold
+from niss.accounting.assumed import committee_size, committee_threshold
 from niss.protocol.agreement import participants_hash, terms_hash
 from niss.protocol.client import Client
 from niss.protocol.keys import BeaconChain, Identity
@@ -163,7 +163,7 @@ def niss(case: Case, vectors: Vectors, *, drops: int, mode: str) -> Measured:
     chain = BeaconChain(2, holder=holder, entropy=os.urandom)
     policy = Policy(
         participants=2,
-        colluders=case.colluders,
+        collusion=case.colluders / case.clients,
         mu=float("inf"),
         clip=CLIP,
         run=b"benchmark",

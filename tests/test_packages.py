@@ -153,7 +153,7 @@ def test_niss_up_outside_of_a_checkout(built: tuple[Path, Path], tmp_path: Path)
     (Path(site) / "borrowed.pth").write_text(f"{Path(torch.origin).parents[1]}\n")
     where = good(python, "-c", "import niss, flwr; print(niss.__file__, flwr.__file__)", **place)
     assert where.count(site) == 2, where
-    flags = ("--nodes", "3", "--rounds", "1", "--set", "colluders=0", "--json")
+    flags = ("--nodes", "3", "--rounds", "1", "--set", "collusion=0", "--json")
     report = json.loads(good(niss, "up", *flags, **place))
     assert [one["survivors"] for one in report["rounds"]] == [3]
     assert report["statement"]["epsilon_joint"] > 0.0

@@ -6,7 +6,6 @@ trains; test images are never seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -82,12 +81,10 @@ def setting_config(
         "methods": [{"name": method.kind, "label": method.name, **method.settings}],
     }
     if method.faults:
-        values["protocol"] = {"mode": variant.mode, "dropout": variant.dropout}
-        values["privacy"] |= {"colluders": math.ceil(variant.rho * setting.participants - 1e-9)}
+        values["privacy"] |= {"collusion": variant.rho, "dropout": variant.dropout, "mode": variant.mode}
     if method.noise == "shares":
         rounds = make_config(values).participations
         planned = _planned(variant, participants=setting.participants, participations=rounds).plan
-        values["privacy"] |= {"revealed": planned.revealed, "dropped": planned.dropped}
         values["methods"][0] |= {name: getattr(planned, name) for name in ("kappa", "neighbours", "graph")}
     if method.noise == "carried":
         sizes = {name: getattr(setting, name) for name in ("participants", "clients", "rounds")}

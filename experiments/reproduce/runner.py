@@ -123,8 +123,12 @@ def _mechanism(config: Config, run: RunResult) -> dict[str, Any]:
     plan = config.plan(config.methods[0])
     if not plan.private:
         return {}
-    names = ("kappa", "neighbours", "graph", "colluders", "revealed", "dropped", "carried_to_residual")
+    names = ("kappa", "neighbours", "graph", "carried_to_residual")
     shared = {name: getattr(plan, name) for name in names if plan.kind.uses(name)} | plan.kind.own
+    assumed = plan.assumed(config.participants)
+    for name, setting in {"colluders": "collusion", "revealed": "mode", "dropped": "mode"}.items():
+        if plan.kind.uses(setting):
+            shared[name] = getattr(assumed, name)
     if plan.kind.whole_run:
         shared = {"sampling_probability": 1.0, **shared, "separation": plan.separation}
     if plan.kind.carries:

@@ -11,7 +11,7 @@ import pytest
 
 from niss import effective_variance
 from niss.accounting import Charge, DrawnAccount, LedgerFile, LedgerHeader, Plan, make_terms
-from niss.accounting.plans import committee_size, committee_threshold, most_dropped
+from niss.accounting.assumed import committee_size, committee_threshold, most_dropped
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
 from niss.views import Corruption, colluding_neighbours, worst_case

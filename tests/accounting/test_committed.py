@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from niss.accounting import Committed, Plan, forecast
 from niss.accounting import committed as costs_of
+from niss.accounting.calibration import CarriedSearch
 from niss.accounting.committed import (
     banded_noise,
     best_noise,
@@ -108,12 +109,21 @@ def test_a_hundred_a_round_by_what_is_promised(rounds, separation, cyclic, at_le
     [(0.01, 0.28, 0.275, 12.4), (0.05, 0.50, 0.40, 5.8), (0.1, 0.75, 0.48, 3.5), (0.2, 1.16, 0.57, 1.7)],
 )
 def test_dropouts_stay_in_the_model_and_less_is_carried(dropout, fixed, mean, ratio):
-    settings_ = {**HUNDRED, "kappa": 5.0, "dropout": dropout, "mode": "repair", "declared_dropped": 0}
-    unplanned = plan_carried(**settings_, carried_to_residual=18.9)
-    assert unplanned.model_variance_ratio_to_central_mean == pytest.approx(fixed, rel=0.02)
-    planned = plan_carried(**settings_)
-    assert planned.model_variance_ratio_to_central_mean == pytest.approx(mean, rel=0.02)
-    assert planned.carried_to_residual == pytest.approx(ratio, rel=0.05)
+    """Where only shares within a round are taken out: what is carried to or from a lost client is not."""
+    plan = Plan(
+        method="niss-carried",
+        graph="complete",
+        participations=10,
+        horizon=100,
+        separation=10,
+        dropout=dropout,
+    )
+    search = replace(CarriedSearch.of(plan, 100), repaired=True)
+    central = independent_noise(100, 10).mean() / search.mu**2
+    unplanned, planned = search.at(5.0, 18.9), search.at(5.0, None)
+    assert search.objective(unplanned) / central == pytest.approx(fixed, rel=0.02)
+    assert search.objective(planned) / central == pytest.approx(mean, rel=0.02)
+    assert planned.noise.carried / planned.noise.residual == pytest.approx(ratio, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +294,7 @@ def test_planner_and_simulator_plan_the_same_noise_for_dropouts():
         kappa=20.0,
         participants=100,
         dropout=0.1,
-        dropped=planned.plan.noise.dropped,
-        revealed=planned.plan.noise.dropped,
+        mode="repair",
     ).committed(100)
     assert run == planned.plan
     np.testing.assert_allclose(run.noise_in_model(0.1), planned.noise, rtol=1e-12)
@@ -298,7 +307,8 @@ def test_repairs_are_charged():
     settings_["mode"] = "repair"
     careful = plan_carried(**settings_)
     assert careful.plan.noise.dropped > 3
-    careless = plan_carried(**settings_, declared_dropped=0)
+    careless = plan_carried(**settings_ | {"dropout": 1e-6})
+    assert careless.plan.noise.dropped == 1
     assert careful.residual > careless.residual
 
 

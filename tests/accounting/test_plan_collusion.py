@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from niss.accounting import Plan, RoundPlan, effective_variance
+from niss.accounting.assumed import Assumed
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gaussian_sigma, gdp_delta, gdp_mu
-from niss.views import Corruption
 
 TARGET: dict[str, Any] = {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5, "neighbours": 4}
 UNEQUAL = tuple(np.linspace(2.0, 4.0, 12))
 
 
-def _round(size: int = 12, **settings: Any) -> RoundPlan:
-    plan = Plan(**(TARGET | settings))
+# A repair in which so few are expected to be lost that in a million rounds none loses two.
+ONE_MAY_BE_LOST = {"mode": "repair", "dropout": 1e-4}
+
+
+def _round(size: int = 12, *, colluders: int = 0, **settings: Any) -> RoundPlan:
+    plan = Plan(**(TARGET | {"collusion": colluders / size} | settings))
     return plan.for_round(range(size), weights=1 / size, records=10, beacon=b"beacon")
 
 
@@ -40,8 +44,8 @@ def _in_its_worst_case(shared: RoundPlan) -> float:
     [
         {"colluders": 2},
         {"colluders": 2, "kappa": 4.0, "participations": 9},
-        {"colluders": 1, "revealed": 1},
-        {"revealed": 2},
+        {"colluders": 1, **ONE_MAY_BE_LOST},
+        {"mode": "repair", "dropout": 1e-3},
         {"colluders": 3, "graph": "complete"},
         {"colluders": 2, "epsilon": UNEQUAL},
         {"colluders": 2, "graph": "complete", "epsilon": UNEQUAL},
@@ -62,23 +66,25 @@ def test_colluders_cost_noise_and_more_of_them_more() -> None:
     spent = [_round(colluders=count, graph="complete").aggregate_variance for count in (0, 2, 4, 8)]
     assert spent == sorted(spent)
     assert spent[-1] > 1.5 * spent[0]
-    assert _round(colluders=2, revealed=2, graph="complete").aggregate_variance == pytest.approx(spent[2])
+    lost = _round(colluders=3, graph="complete", **ONE_MAY_BE_LOST)
+    assert lost.plan.assumed(12).dropped == 1
+    assert lost.aggregate_variance == pytest.approx(spent[2])
 
 
 def test_a_sparse_graph_pays_for_its_bound_from_delta() -> None:
-    plan = Plan(**TARGET, colluders=3, revealed=1, participations=5)
-    assert plan.corruption == Corruption(colluders=3, revealed=1, failure=0.1 * 1e-5 / 5)
+    plan = Plan(**TARGET, collusion=0.25, participations=5)
+    assert plan.assumed(12) == Assumed(colluders=3, failure=0.1 * 1e-5 / 5)
     assert plan.gaussian_delta == pytest.approx(0.88e-5, rel=1e-12)
     whole = float(plan.budget(1)[0])
     assert whole == pytest.approx(gdp_mu(3.0, 0.88e-5), rel=1e-12)
-    paid = gdp_delta(3.0, whole) + 5 * plan.corruption.failure + plan.grid_delta
+    paid = gdp_delta(3.0, whole) + 5 * plan.failure + plan.grid_delta
     assert paid == pytest.approx(1e-5, rel=1e-9)
 
 
 def test_every_graph_a_server_could_choose_is_paid_for() -> None:
     """A run of 40 rounds with 3 attempts each, in 5 of which a client takes part: 120 graphs, not 5."""
-    plan = Plan(**TARGET, colluders=3, participations=5, chain_rounds=40, attempts=3)
-    assert plan.corruption.failure == pytest.approx(0.1 * 1e-5 / 120, rel=1e-12)
+    plan = Plan(**TARGET, collusion=0.25, participations=5, chain_rounds=40, attempts=3)
+    assert plan.failure == pytest.approx(0.1 * 1e-5 / 120, rel=1e-12)
     assert plan.failing_delta == pytest.approx(1e-6, rel=1e-12)
     with pytest.raises(ConfigError) as caught:
         Plan(**TARGET, chain_rounds=0)
@@ -98,7 +104,7 @@ def test_the_length_of_a_run_is_not_that_of_the_chains_its_graphs_may_come_from(
 
 
 def test_the_classical_mechanism_pays_too() -> None:
-    plan = Plan(epsilon=0.5, mechanism="classical", colluders=2)
+    plan = Plan(epsilon=0.5, mechanism="classical", collusion=0.2)
     sigma = gaussian_sigma(0.5, plan.gaussian_delta, 1.0, mechanism="classical")
     assert plan.gaussian_delta < plan.delta
     assert plan.round_mu(np.array([0]))[0] == pytest.approx(1.0 / sigma, rel=1e-12)
@@ -107,17 +113,17 @@ def test_the_classical_mechanism_pays_too() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"graph": "complete", "colluders": 3},
-        {"graph": "coalition", "groups": ((0, 1, 2), (3, 4, 5)), "colluders": 1},
-        {"graph": "regular", "revealed": 2},
-        {"method": "dp-fedavg", "colluders": 3},
-        {"method": "central-dp", "colluders": 3},
+        {"graph": "complete", "collusion": 0.3},
+        {"graph": "coalition", "groups": ((0, 1, 2), (3, 4, 5)), "collusion": 0.3},
+        {"graph": "regular", "mode": "repair"},
+        {"method": "dp-fedavg", "collusion": 0.3},
+        {"method": "central-dp", "collusion": 0.3},
         {},
     ],
 )
 def test_where_no_bound_can_fail_nothing_is_paid(settings: dict[str, Any]) -> None:
     plan = Plan(**(TARGET | settings))
-    assert plan.corruption.failure == 0.0
+    assert plan.failure == 0.0
     # A part of it pays for the grid where a protocol can run the plan.
     assert plan.gaussian_delta == (0.98 if plan.kind.has_protocol else 1.0) * plan.delta
     assert plan.budget(1)[0] == gdp_mu(3.0, plan.gaussian_delta)
@@ -132,7 +138,7 @@ def test_a_given_tau2_charges_the_worst_ratio_to_everyone() -> None:
     assert shared.joint_variance is not None
     np.testing.assert_allclose(shared.joint_variance, shared.worst.ratio * shared.own_variance, rtol=1e-12)
     np.testing.assert_allclose(shared.joint_mu, shared.sensitivity / np.sqrt(shared.joint_variance))
-    trusting = replace(shared, plan=replace(shared.plan, colluders=0))
+    trusting = replace(shared, plan=replace(shared.plan, collusion=0.0))
     assert trusting.joint_variance is not None
     assert np.all(shared.joint_variance < trusting.joint_variance)
 
@@ -154,10 +160,10 @@ def test_without_distortion_there_is_no_guarantee(
     assert np.all(np.isinf(shared.joint_mu))
 
 
-@pytest.mark.parametrize("assumed", [{"colluders": 2}, {"revealed": 2}, {"colluders": 1, "revealed": 1}])
+@pytest.mark.parametrize("assumed", [{"colluders": 2}, ONE_MAY_BE_LOST, {"colluders": 1, **ONE_MAY_BE_LOST}])
 @pytest.mark.parametrize("distortion", ["scalar", "coordinate"])
 def test_no_worst_case_is_invented_for_multiplicative_distortions(
-    distortion: str, assumed: dict[str, int]
+    distortion: str, assumed: dict[str, Any]
 ) -> None:
     shared = _round(tau2=0.3, distortion=distortion, **assumed)
     scales = np.random.default_rng(0).normal(1.0, 0.5, shared.graph.senders.size)
@@ -173,13 +179,14 @@ def test_no_worst_case_is_invented_for_multiplicative_distortions(
 def test_colluders_of_a_coalition_count_in_each_group() -> None:
     """Two groups of six with two colluders each cost what one round of six with two colluders costs."""
     groups = (tuple(range(6)), tuple(range(6, 12)))
-    both = _round(graph="coalition", groups=groups, colluders=2, neighbours=5)
+    both = _round(graph="coalition", groups=groups, collusion=2 / 6, neighbours=5)
     plan = both.plan
     single = plan.for_round(range(6), weights=1 / 12, records=10, beacon=b"beacon")
     alone = replace(plan, graph="complete").for_round(range(6), weights=1 / 12, records=10, beacon=b"b")
     assert both.tau2[0] == pytest.approx(single.tau2[0], rel=1e-8)
     assert both.tau2[0] == pytest.approx(alone.tau2[0], rel=1e-8)
-    whole = replace(plan, graph="complete").for_round(range(12), weights=1 / 12, records=10, beacon=b"b")
+    whole = replace(plan, graph="complete", collusion=2 / 12)
+    whole = whole.for_round(range(12), weights=1 / 12, records=10, beacon=b"b")
     assert both.tau2[0] > 1.2 * whole.tau2[0]
     # Two in each group at once are no worse than two in one of them.
     values = effective_variance(
@@ -192,7 +199,7 @@ def test_colluders_of_a_coalition_count_in_each_group() -> None:
 
 
 def test_a_group_of_colluders_around_one_client_leaves_it_its_own_noise() -> None:
-    shared = _round(6, graph="coalition", groups=((0, 1, 2), (3, 4, 5)), colluders=2, neighbours=2)
+    shared = _round(6, graph="coalition", groups=((0, 1, 2), (3, 4, 5)), collusion=2 / 3, neighbours=2)
     np.testing.assert_allclose(shared.tau2 * shared.plan.kappa, 1.0, rtol=1e-8)
     np.testing.assert_allclose(shared.joint_mu, shared.plan.round_mu(shared.participants), rtol=1e-9)
 
@@ -210,9 +217,9 @@ def test_the_balance_compares_graphs_and_not_assumptions() -> None:
     assert trusting.kept < 0.9
 
 
-@pytest.mark.parametrize("assumed", [{"colluders": 11}, {"revealed": 11}, {"colluders": 6, "revealed": 5}])
+@pytest.mark.parametrize("assumed", [{"colluders": 11}, {"collusion": 0.99}])
 @pytest.mark.parametrize("tau2", [None, 0.3])
-def test_two_honest_participants_must_be_left(assumed: dict[str, int], tau2: float | None) -> None:
+def test_two_honest_participants_must_be_left(assumed: dict[str, Any], tau2: float | None) -> None:
     with pytest.raises(PrivacyError, match="leave nobody") as caught:
         _ = _round(**assumed, tau2=tau2).joint_mu
     assert caught.value.hint is not None
@@ -226,11 +233,11 @@ def test_methods_that_share_no_noise_have_nothing_to_lose_to_colluders(method: s
 
 
 def test_every_round_of_a_chain_may_fail_its_bound_whether_it_is_shown_or_not() -> None:
-    plan = Plan(colluders=3, participations=5, attempts=2)
+    plan = Plan(collusion=0.25, participations=5, attempts=2)
     chain = replace(plan, chain_rounds=40)
-    assert plan.corruption.failure == pytest.approx(0.1 * plan.delta / 10)
-    assert chain.corruption.failure == pytest.approx(0.1 * plan.delta / 80)
+    assert plan.failure == pytest.approx(0.1 * plan.delta / 10)
+    assert chain.failure == pytest.approx(0.1 * plan.delta / 80)
     assert chain.gaussian_delta == pytest.approx(plan.gaussian_delta)
-    assert replace(plan, chain_rounds=3).corruption == plan.corruption
+    assert replace(plan, chain_rounds=3).assumed(12) == plan.assumed(12)
     with pytest.raises(ConfigError, match="chain_rounds"):
         replace(plan, chain_rounds=0)

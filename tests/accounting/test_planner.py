@@ -68,7 +68,7 @@ def test_the_plan_on_the_command_line_of_the_docs() -> None:
     assert values["aggregate_variance_ratio_to_local"] == pytest.approx(
         values["aggregate_variance_ratio_to_central"] / (0.95 * 30)
     )
-    assert values["plan"]["colluders"] == 6
+    assert (values["plan"]["collusion"], values["assumed"]["colluders"]) == (0.2, 6)
 
 
 def test_sigma_is_the_noise_a_client_would_need_alone() -> None:
@@ -93,7 +93,7 @@ def test_repair_is_cheaper_than_tolerating_where_many_drop() -> None:
     tolerant = planned(participants=60, neighbours=59, dropout=0.1)
     repairing = planned(participants=60, neighbours=59, dropout=0.1, mode="repair")
     assert repairing.dropout_part == 0.0
-    assert repairing.plan.revealed > 0
+    assert repairing.plan.assumed(60).revealed > 0
     assert repairing.aggregate_variance_ratio_to_central < 0.2 * tolerant.aggregate_variance_ratio_to_central
 
 

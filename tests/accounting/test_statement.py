@@ -228,7 +228,7 @@ def test_colluders_drops_and_reveals_are_told_apart() -> None:
     corrupted = make(colluders=[0, 1])
     assert [client.client for client in corrupted.clients] == list(range(2, 12))
     assert corrupted.epsilon_joint > plain.epsilon_joint
-    assert "up to 2 participants" in corrupted.adversary
+    assert "up to 16.7 % of a round's participants" in corrupted.adversary
     dropped = make(dropped=[0, 1])
     assert dropped.epsilon_joint < corrupted.epsilon_joint
     pairs = [(2, int(other)) for other in GRAPH.neighbours(2)]

@@ -29,8 +29,8 @@ def wanted_mu(plan: Plan) -> float:
     return float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
 
 
-def terms_of(plan: Plan, size: int, mode: str = "tolerate", coordinates: int = 3) -> Terms:
-    return make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1, mode=mode)
+def terms_of(plan: Plan, size: int, coordinates: int = 3) -> Terms:
+    return make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1)
 
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
@@ -40,12 +40,12 @@ def test_clients_accept_what_the_plan_promised(
 ) -> None:
     dropout = 0.02 if mode == "repair" else 0.0
     plan = forecast(participants=size, mode=mode, dropout=dropout, clip=1.0, **settings).plan
-    terms = terms_of(plan, size, mode)
+    terms = terms_of(plan, size)
     wanted = wanted_mu(plan)
     for draw in range(2):
-        federation = Federation(size, f"{name} {draw}", colluders=plan.colluders, mu=wanted)
+        federation = Federation(size, f"{name} {draw}", colluders=plan.assumed(size).colluders, mu=wanted)
         seat = federation.seats[0]
-        seat.assess = DrawnAccount(failure=plan.corruption.failure)
+        seat.assess = DrawnAccount(failure=plan.failure)
         seat.restart()
         opened = federation.open(terms)
         seat.client.upload(opened, np.zeros(3), federation.entropy)
@@ -59,7 +59,7 @@ def test_clients_accept_what_the_plan_promised(
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_the_relation_is_the_plans(relation: str) -> None:
     plan = replace(forecast(participants=10, mode="repair", dropout=0.05).plan, relation=relation)
-    terms = terms_of(plan, 10, "repair")
+    terms = terms_of(plan, 10)
     federation = Federation(10, "relation")
     mu = DrawnAccount(relation=relation)(agree(federation.open(terms)), 0)
     assert mu <= wanted_mu(plan)
@@ -68,12 +68,12 @@ def test_the_relation_is_the_plans(relation: str) -> None:
 
 def test_residual_and_self_mask_reach_the_target_alone() -> None:
     planned = forecast(participants=20, mode="repair", dropout=0.05, collusion=0.1)
-    terms = terms_of(planned.plan, 20, "repair")
+    terms, assumed = terms_of(planned.plan, 20), planned.plan.assumed(20)
     assert terms.residual_variance + terms.self_variance >= planned.sigma**2
-    assert (terms.revealed, terms.dropped) == (planned.plan.revealed, planned.plan.dropped)
-    assert terms.committee == (planned.plan.committee or 20)
+    assert (terms.revealed, terms.dropped) == (assumed.revealed, assumed.dropped)
+    assert (terms.committee, terms.threshold) == (assumed.committee, assumed.threshold)
     assert terms.threshold > (terms.committee + 2) / 2
-    tolerated = terms_of(planned.plan, 20)
+    tolerated = terms_of(replace(planned.plan, mode="tolerate"), 20)
     assert (tolerated.self_variance, tolerated.revealed, tolerated.dropped) == (0.0, 0, 0)
     assert (tolerated.committee, tolerated.threshold) == (0, 0)
 
@@ -89,8 +89,9 @@ def test_no_plan_is_refused_for_the_last_bit_of_a_float() -> None:
             neighbours=float(size - 1),
             tau2=float(draw.uniform(0.0, 0.05)),
             participations=int(draw.integers(1, 40)),
+            mode="repair",
         )
-        terms = terms_of(plan, size, "repair", coordinates=1)
+        terms = terms_of(plan, size, coordinates=1)
         alone = terms.residual_variance + terms.self_variance
         assert terms.clip / size / math.sqrt(alone) <= wanted_mu(plan)
 
@@ -118,11 +119,6 @@ def test_plans_the_protocol_cannot_run_are_refused(plan: Plan) -> None:
         terms_of(plan, 10)
 
 
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="mode"):
-        terms_of(Plan(), 10, "ignore")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 @pytest.mark.parametrize(
@@ -136,12 +132,12 @@ def test_many_drawn_graphs_keep_the_promise(
     planned = forecast(
         participants=size, neighbours=neighbours, collusion=collusion, mode=mode, dropout=dropout
     )
-    terms = terms_of(planned.plan, size, mode)
+    terms = terms_of(planned.plan, size)
     assess = DrawnAccount(failure=planned.plan.failure)
     costs = []
     for draw in range(20):
         federation = Federation(size, f"many {draw}")
-        costs.append(assess(agree(federation.open(terms)), planned.plan.colluders))
+        costs.append(assess(agree(federation.open(terms)), planned.plan.assumed(size).colluders))
     assert max(costs) <= wanted_mu(planned.plan)
 
 
@@ -177,8 +173,9 @@ def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -
             kappa=kappa,
             neighbours=neighbours,
             graph="complete" if neighbours == size - 1 else "regular",
+            mode=mode,
         )
-        terms = terms_of(plan, size, mode, coordinates=coordinates)
+        terms = terms_of(plan, size, coordinates=coordinates)
         federation = Federation(size, "large")
         mu = DrawnAccount(promise=Promise.of(plan))(agree(federation.open(terms)), 0)
         assert mu <= wanted_mu(plan)
@@ -186,34 +183,30 @@ def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -
 
 
 def test_a_committee_is_paid_for_in_delta_unless_everyone_is_in_it() -> None:
-    plain = Plan(colluders=3, graph="complete", neighbours=29.0, revealed=2, dropped=2, participations=4)
-    drawn = replace(plain, committee=20)
-    assert plain.failure == plain.failing_delta == 0.0
-    assert drawn.failing_delta == pytest.approx(0.1 * plain.delta)
-    assert drawn.gaussian_delta < plain.gaussian_delta
-    assert replace(drawn, colluders=0).failure == 0.0
+    everyone = Plan(collusion=0.1, graph="complete", neighbours=29.0, mode="repair", participations=4)
+    assert everyone.assumed(30).committee == 30
+    assert everyone.failure == everyone.failing_delta == 0.0
     # On a sparse graph the two bounds share what one had.
-    sparse = replace(plain, graph="regular", neighbours=8.0)
-    assert replace(sparse, committee=20).failing_delta == pytest.approx(sparse.failing_delta)
-    assert replace(sparse, committee=20).corruption.failure == pytest.approx(0.5 * sparse.corruption.failure)
+    sparse = replace(everyone, graph="regular", neighbours=12.0)
+    assert 10 <= sparse.assumed(100).committee < 100
+    assert sparse.failing_delta == replace(sparse, mode="tolerate").failing_delta
+    assert sparse.failing_delta == pytest.approx(0.1 * sparse.delta)
+    assert sparse.gaussian_delta < everyone.gaussian_delta
+    assert sparse.assumed(100).failure == pytest.approx(0.5 * sparse.failure)
+    assert replace(sparse, mode="tolerate").assumed(100).failure == sparse.failure
+    assert replace(sparse, collusion=0.0).failure == 0.0
 
 
 @pytest.mark.parametrize("collusion", [0.0, 0.1, 0.2])
 def test_a_planned_committee_is_accepted_by_the_clients_it_was_planned_for(collusion: float) -> None:
     plan = forecast(participants=40, mode="repair", dropout=0.05, collusion=collusion, kappa=4.0).plan
-    assert plan.committee is None or 10 <= plan.committee < 40
-    terms = terms_of(plan, 40, "repair")
+    colluders = plan.assumed(40).colluders
+    terms = terms_of(plan, 40)
     agreed = agree(Federation(40, "planned").open(terms))
     assess = DrawnAccount(failure=plan.failure)
-    assert assess(agreed, plan.colluders) <= wanted_mu(plan)
+    assert assess(agreed, colluders) <= wanted_mu(plan)
     with pytest.raises(RemoteProtocolError, match="members of the committee"):
-        assess(agreed, plan.colluders + 6)
-
-
-def test_a_committee_that_may_be_all_colluders_is_no_plan() -> None:
-    plan = Plan(colluders=9, graph="complete", neighbours=29.0, committee=8)
-    with pytest.raises(ConfigError, match="may collude"):
-        terms_of(replace(plan, delta=1e-30), 30, "repair")
+        assess(agreed, colluders + 6)
 
 
 SIZE = 12

@@ -52,8 +52,8 @@ class Repair:
 
 @pytest.fixture(scope="module")
 def repair() -> Repair:
-    plan = replace(PLAN, revealed=1, dropped=1)
-    server = LyingServer(plan, SIZE, coordinates=COORDINATES, mode="repair", stream=SimStream(1))
+    plan = replace(PLAN, mode="repair", dropout=1e-4)
+    server = LyingServer(plan, SIZE, coordinates=COORDINATES, stream=SimStream(1))
     return Repair(server, [server.upload(seat, update) for seat, update in enumerate(UPDATES)])
 
 
@@ -80,7 +80,7 @@ def test_one_story_for_all_reveals_mask_or_edges(repair: Repair, story: tuple[in
 
 
 def test_a_client_with_its_memory_answers_a_round_once() -> None:
-    server = LyingServer(PLAN, SIZE, coordinates=8, mode="tolerate", stream=SimStream(2))
+    server = LyingServer(PLAN, SIZE, coordinates=8, stream=SimStream(2))
     before = server.backup(0)
     server.upload(0, np.zeros(8))
     for kept in (None, server.backup(0)):
@@ -94,7 +94,7 @@ def test_a_client_with_its_memory_answers_a_round_once() -> None:
 
 def test_the_same_round_again_cancels_the_shares() -> None:
     """What is left is 2 eta^2; 4,000 coordinates, 8 % is 3.5 standard deviations, seeded."""
-    server = LyingServer(PLAN, SIZE, coordinates=COORDINATES, mode="tolerate", stream=SimStream(3))
+    server = LyingServer(PLAN, SIZE, coordinates=COORDINATES, stream=SimStream(3))
     before = server.backup(0)
     first = server.upload(0, UPDATES[0])
     server.restore(0, before)
@@ -107,7 +107,7 @@ def test_the_same_round_again_cancels_the_shares() -> None:
 
 
 def test_lies_must_be_signed() -> None:
-    server = LyingServer(PLAN, SIZE, coordinates=8, mode="tolerate", stream=SimStream(4))
+    server = LyingServer(PLAN, SIZE, coordinates=8, stream=SimStream(4))
     opened = server.agreed.opened
     forged = replace(opened, terms=replace(opened.terms, clip=0.4))
     with pytest.raises(RemoteProtocolError):

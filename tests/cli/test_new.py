@@ -25,7 +25,7 @@ def test_the_app_has_its_name_everywhere(tmp_path: Path) -> None:
 
 def test_niss_up_takes_it_and_its_parts_can_be_loaded(tmp_path: Path) -> None:
     app = new_app(tmp_path / "digits")
-    check_app(app, ["colluders"], tracker=True)
+    check_app(app, ["collusion"], tracker=True)
     code = "import digits.client_app, digits.server_app; print(digits.client_app.app, digits.server_app.app)"
     done = run_python(code, cwd=app)
     assert done.returncode == 0, done.stderr

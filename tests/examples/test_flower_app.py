@@ -30,7 +30,7 @@ def test_two_rounds_in_simulation(tmp_path):
     assert all(one["exact"] for one in report["rounds"])
     statement = report["statement"]
     assert statement["epsilon_joint"] <= 8.0
-    assert statement["colluders"] == 2
+    assert statement["collusion"] == 0.2
     assert "The server holds the beacon itself" in "\n".join(statement["caveats"])
     assert "inside the noisy sum, protected as the updates are: accuracy" in "\n".join(statement["caveats"])
     reported = report["metrics"]["train"]
@@ -50,7 +50,7 @@ def test_noise_that_cancels_across_rounds_in_simulation(tmp_path):
 
     settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
     with Deployment(tmp_path, settings) as federation:
-        wanted = {"rounds": 4, "carry": True, "separation": 2, "colluders": 0}
+        wanted = {"rounds": 4, "carry": True, "separation": 2, "collusion": 0.0}
         report = finished_report(federation, federation.submit(EXAMPLE, wanted))
     assert [one["survivors"] for one in report["rounds"]] == [3] * 4
     assert all(one["exact"] for one in report["rounds"])

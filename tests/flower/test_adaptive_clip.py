@@ -35,8 +35,7 @@ def start(grid: FakeGrid, rounds: int = 3, **options) -> tuple[NissStrategy, Res
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 def test_without_noise_it_moves_by_the_fraction_of_short_updates(mode) -> None:
-    plan = WITHOUT_NOISE if mode == "tolerate" else replace(WITHOUT_NOISE, dropped=1, revealed=2)
-    strategy, result = start(FakeGrid(NODES), rounds=8, mode=mode, plan=plan)
+    strategy, result = start(FakeGrid(NODES), rounds=8, plan=replace(WITHOUT_NOISE, mode=mode))
     clip, fractions = 0.05, set()
     for number, one in enumerate(strategy.rounds, start=1):
         assert one.survivors == NODES

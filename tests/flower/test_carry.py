@@ -23,7 +23,7 @@ from flower.grid import (
 )
 from flower.test_tracker import Service, one_service, service  # noqa: F401
 from niss.accounting import Plan
-from niss.errors import ConfigError, ProtocolError
+from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.state import ServerFolder
 from niss.protocol import decode
@@ -34,7 +34,6 @@ ROUNDS, NODES, SEPARATION = 3, 6, 2
 SIZE = NODES // SEPARATION
 WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, separation=SEPARATION)
 PRIVATE = Plan(clip=0.5, epsilon=8.0, separation=SEPARATION)
-REPAIRED = {"dropped": 1, "revealed": 1}
 
 
 def carried(plan: Plan = WITHOUT_NOISE, inner=None, **options) -> NissStrategy:
@@ -114,7 +113,7 @@ def test_a_strategy_that_asks_nobody_begins_no_run():
 def test_too_few_nodes_are_said_with_what_to_do():
     with pytest.raises(ProtocolError, match="need 8 nodes, and 6 are there; plan rounds of at most 3"):
         start(carried(replace(WITHOUT_NOISE, participants=4)), FakeGrid(NODES))
-    with pytest.raises(ConfigError, match="too few against 0 colluders"):
+    with pytest.raises(ConfigError, match="make rounds of 1, too few"):
         start(carried(), FakeGrid(3))
 
 
@@ -122,8 +121,8 @@ def test_settings_that_cannot_be_are_refused_at_once():
     inner = FedAvg(fraction_evaluate=0.0)
     with pytest.raises(ConfigError, match="gain nothing"):
         NissStrategy(inner, plan=replace(PRIVATE, separation=1), carry=True)
-    with pytest.raises(ConfigError, match="all of a round repair it"):
-        carried(replace(PRIVATE, **REPAIRED, colluders=1, committee=3), mode="repair")
+    with pytest.raises(PrivacyError, match="a repair needs 3 of 3 participants"):
+        carried(replace(PRIVATE, mode="repair", collusion=0.3), participants=3)
     with pytest.raises(ConfigError, match="over 4 rounds is not one for 3"):
         start(carried(replace(PRIVATE, horizon=4, participations=2)), FakeGrid(NODES))
     with pytest.raises(ConfigError, match="rounds of 2, but the plan is for 3"):

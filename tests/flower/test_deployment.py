@@ -261,7 +261,7 @@ def _server_apps(mark: str) -> list[int]:
 
 def test_a_killed_niss_up_leaves_nothing_behind_and_is_resumed(tmp_path):
     kept = tmp_path / "up"
-    words = ["--nodes", "2", "--rounds", "2", "--no-tls", "--set", "colluders=0", "--keep", str(kept)]
+    words = ["--nodes", "2", "--rounds", "2", "--no-tls", "--set", "collusion=0", "--keep", str(kept)]
     command = [sys.executable, "-m", "niss", "up"]
     log = (tmp_path / "log").open("wb")
     started = subprocess.Popen([*command, *words], stdout=log, stderr=log, cwd=tmp_path)

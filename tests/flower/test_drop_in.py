@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FIRST, PRIVATE, FakeGrid, make_app, play, survivors, values
 from niss.accounting import Plan
-from niss.errors import ConfigError
+from niss.errors import ConfigError, PrivacyError
 from niss.flower import NissMod, NissStrategy, niss_mod
 
 
@@ -84,8 +84,8 @@ def test_strategies_that_do_not_average_are_refused_with_a_reason(inner):
 def test_a_plan_the_protocol_cannot_carry_out_is_refused():
     with pytest.raises(ConfigError, match=r"plan\.distortion"):
         NissStrategy(FedAvg(), plan=Plan(distortion="scalar", tau2=0.0))
-    with pytest.raises(ConfigError, match="mode"):
-        NissStrategy(FedAvg(), plan=PRIVATE, mode="hope")
+    with pytest.raises(PrivacyError, match="a repair needs 3 of 4 participants, but 30% drop out"):
+        NissStrategy(FedAvg(), plan=replace(PRIVATE, mode="repair", dropout=0.3), participants=4)
 
 
 def _unmoved_app() -> ClientApp:

@@ -15,7 +15,7 @@ from flower.grid import ODD, WITHOUT_NOISE, FakeGrid, global_model, make_app, st
 from niss.flower import NissStrategy, niss_mod
 
 NODES = 8
-REPAIRED = replace(WITHOUT_NOISE, neighbours=4, dropped=1, revealed=2)
+REPAIRED = replace(WITHOUT_NOISE, neighbours=4, mode="repair")
 
 
 def run(grid: FakeGrid, strategy: NissStrategy, rounds: int = 3) -> np.ndarray:
@@ -32,7 +32,7 @@ def expected(present: list[set[int]]) -> np.ndarray:
 
 
 def repairing() -> NissStrategy:
-    return NissStrategy(FedAvg(fraction_evaluate=0.0), plan=REPAIRED, mode="repair")
+    return NissStrategy(FedAvg(fraction_evaluate=0.0), plan=REPAIRED)
 
 
 def number_of(message: Message) -> object:

@@ -141,7 +141,8 @@ def test_neither_are_those_of_a_server(flower_log: pytest.LogCaptureFixture) -> 
     identity = strategy._identity
 
     def change(body: bytes) -> bytes:
-        text = json.loads(body[SIGNATURE_BYTES:]) | {"mode": ESCAPES + "y" * 5000}
+        text = json.loads(body[SIGNATURE_BYTES:]) | {"tracker": "y" * 5000}
+        text["plan"]["graph"] = ESCAPES[:30]
         data = json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
         return identity.sign("flower proposal", data) + data
 

@@ -40,10 +40,7 @@ MODELS = {
     },
     "adapters": {"lora_A.weight": ((2, 6), "float32"), "lora_B.weight": ((6, 2), "float32")},
 }
-MODES = {
-    "tolerate": Plan(tau2=0.0, clip=5.0, participations=ROUNDS, neighbours=4),
-    "repair": Plan(tau2=0.0, clip=5.0, participations=ROUNDS, neighbours=4, dropped=1, revealed=1),
-}
+MODES = ("tolerate", "repair")
 
 
 def initial(model: str) -> ArrayRecord:
@@ -112,8 +109,8 @@ class InTurns(FakeGrid):
 @pytest.mark.parametrize("strategy", ["FedAvg", "FedProx"])
 def test_the_last_model_of_a_carried_run_is_that_of_the_strategy_alone(strategy, model, mode):
     """Half precision is left out: the models in between are noisy, and it has no digits left for what cancels."""
-    plan = Plan(tau2=0.0, clip=5.0, separation=2, dropped=MODES[mode].dropped, revealed=MODES[mode].revealed)
-    wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=plan, carry=True, mode=mode)
+    plan = Plan(tau2=0.0, clip=5.0, separation=2, mode=mode)
+    wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=plan, carry=True)
     grid = FakeGrid(2 * NODES, app=make_app(model, [niss_mod]))
     together = wrapped.start(grid, initial(model), num_rounds=ROUNDS, timeout=1).arrays
     asked = [message for message in grid.sent if message.content["niss"]["stage"] == "round"]
@@ -136,7 +133,8 @@ def test_the_last_model_of_a_carried_run_is_that_of_the_strategy_alone(strategy,
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_result_is_that_of_the_strategy_alone(strategy, model, mode):
-    wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=MODES[mode], mode=mode)
+    plan = Plan(tau2=0.0, clip=5.0, participations=ROUNDS, neighbours=4, mode=mode)
+    wrapped = NissStrategy(STRATEGIES[strategy](fraction_evaluate=0.0), plan=plan)
     grid = FakeGrid(NODES, app=make_app(model, [niss_mod]))
     together = wrapped.start(grid, initial(model), num_rounds=ROUNDS, timeout=1).arrays
     assert [one.survivors for one in wrapped.rounds] == [NODES] * ROUNDS

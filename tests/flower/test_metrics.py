@@ -37,7 +37,7 @@ from niss.session.server import Session
 
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())
 RANGES = {"accuracy": (0.0, 1.0), "loss": (0.0, 8.0)}
-REPAIRED = replace(WITHOUT_NOISE, dropped=1, revealed=2)
+REPAIRED = replace(WITHOUT_NOISE, mode="repair")
 
 
 def reported(node: int, server_round: int) -> dict[str, float]:
@@ -80,7 +80,7 @@ class TestRuns:
     @pytest.mark.parametrize("mode", ["tolerate", "repair"])
     def test_without_noise_the_means_are_exact_and_the_model_is_as_without_metrics(self, mode) -> None:
         plan = WITHOUT_NOISE if mode == "tolerate" else REPAIRED
-        strategy, result = start(FakeGrid(NODES, reporting_app()), mode=mode, plan=plan)
+        strategy, result = start(FakeGrid(NODES, reporting_app()), plan=plan)
         for number in (1, 2, 3):
             seen = result.train_metrics_clientapp[number]
             for name in RANGES:
@@ -89,7 +89,7 @@ class TestRuns:
                 assert seen[f"{name}_noise_sd"] == 0.0
             names = {f"{name}{of}" for name in RANGES for of in ("", "_noise_sd")}
             assert set(seen) == names | {"niss-survivors", "niss-lost"}
-        _, alone = play(FakeGrid(NODES), 3, plan=plan, mode=mode)
+        _, alone = play(FakeGrid(NODES), 3, plan=plan)
         np.testing.assert_allclose(values(result.arrays), values(alone.arrays), rtol=0, atol=1e-5)
         assert any(
             "inside the noisy sum, protected as the updates are: accuracy, loss" in one
@@ -103,7 +103,7 @@ class TestRuns:
         grid = FakeGrid(NODES, reporting_app())
         grid.lose_uploads()
         plan = WITHOUT_NOISE if mode == "tolerate" else REPAIRED
-        strategy, result = start(grid, rounds=1, mode=mode, plan=plan)
+        strategy, result = start(grid, rounds=1, plan=plan)
         assert strategy.rounds[0].survivors == NODES - 1
         seen = result.train_metrics_clientapp[1]
         mean = np.mean([reported(node, 1)["accuracy"] for node in grid.contexts if node != ODD])

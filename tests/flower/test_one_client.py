@@ -87,7 +87,7 @@ def test_a_liar_in_the_repair_is_named_and_left_out(
         return encode(replace(bare, signature=grid.identity().sign("reveal", signed_part(bare))))
 
     grid.on_reply("reveal", with_body(lie))
-    strategy = start(grid, rounds=3, mode="repair", plan=replace(PLAN, dropped=1, revealed=2))
+    strategy = start(grid, rounds=3, plan=replace(PLAN, mode="repair"))
     assert survivors(strategy) == [NODES, NODES - 1, NODES - 1]
     assert strategy.session.members.left_out == {ODD: LIED}
     assert f"node {ODD}: {LIED}" in strategy.rounds[0].problems

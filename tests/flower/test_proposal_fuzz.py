@@ -23,7 +23,7 @@ def test_odd_proposals_are_declined_or_kept_within_the_limits() -> None:
 
 @pytest.mark.parametrize("number", [None, "0.3", True, 10**400, 1e300, 1e-300])
 @pytest.mark.parametrize(
-    "name", ["clip", "epsilon", "delta", "participations", "kappa", "neighbours", "colluders"]
+    "name", ["clip", "epsilon", "delta", "participations", "kappa", "neighbours", "collusion"]
 )
 def test_a_plan_with_something_else_than_a_number_is_not_read(name: str, number: Any) -> None:
     """A plan without a clip passed, and there was nothing that the clip of a round could be compared with.

@@ -46,7 +46,7 @@ def test_noise_is_carried_where_the_settings_say_so():
 def test_every_setting_arrives():
     settings = {
         **{"num-server-rounds": 5, "epsilon": "3", "delta": 1e-6, "clip": 1, "kappa": 4, "neighbours": 4},
-        **{"colluders": 2, "relation": "replace-one", "mode": "repair", "participants": 7},
+        **{"collusion": 0.2, "relation": "replace-one", "mode": "repair", "dropout": 0.1, "participants": 7},
         **{"tracker": "https://t", "tracker-ca": "ca", "server-key": "k", "coalition": "c"},
         **{"report": "r", "resume": "f", "stage-timeout": 5, "unrelated": "x"},
     }
@@ -56,14 +56,13 @@ def test_every_setting_arrives():
         clip=1.0,
         kappa=4.0,
         neighbours=4.0,
-        colluders=2,
+        collusion=0.2,
         relation="replace-one",
         participations=5,
-        dropped=1,
-        revealed=1,
+        dropout=0.1,
+        mode="repair",
     )
     assert strategy_options(settings) == {
-        "mode": "repair",
         "participants": 7,
         "tracker": "https://t",
         "tracker_ca": "ca",

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("fastapi") is None or find_spec("uvicorn") is None,
     reason="the tracker is not installed: pip install 'niss[tracker]'",
 )
-PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=3, kappa=2.0, colluders=1)
+PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=3, kappa=2.0, collusion=0.1)
 RUN = [sys.executable, "-m", "niss", "tracker"]
 
 
@@ -113,7 +113,7 @@ def test_who_joins_pays_for_every_graph_of_the_chain(service):
     grid = service.grid()
     strategy = service.strategy(replace(PLAN, attempts=4))
     run(strategy, grid, 3)
-    failure = strategy.plan.corruption.failure
+    failure = strategy.plan.failure
     assert failure > 0.0
     for context in grid.contexts.values():
         with open_store(context, None) as store:

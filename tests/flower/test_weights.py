@@ -45,10 +45,10 @@ def start(grid: FakeGrid, rounds: int = 3, **options) -> tuple[NissStrategy, Res
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 @pytest.mark.parametrize("cap", [CAP, 20])
 def test_without_noise_it_is_the_weighted_mean_of_fedavg(mode, cap) -> None:
-    plan = WITHOUT_NOISE if mode == "tolerate" else replace(WITHOUT_NOISE, dropped=1, revealed=2)
+    plan = replace(WITHOUT_NOISE, mode=mode)
     mod = NissMod(metrics={"num-examples": (0, cap)})
     grid = FakeGrid(NODES, weighted_app([mod]))
-    strategy, result = start(grid, plan=plan, mode=mode, weight_cap=cap)
+    strategy, result = start(grid, plan=plan, weight_cap=cap)
     assert [one.survivors for one in strategy.rounds] == [NODES] * 3
     capped = weighted_app([], lambda node: min(examples(node), cap))
     plain = FedAvg(fraction_evaluate=0.0)
@@ -69,8 +69,8 @@ def test_without_noise_it_is_the_weighted_mean_of_fedavg(mode, cap) -> None:
 def test_who_is_lost_weighs_nothing() -> None:
     grid = FakeGrid(NODES, weighted_app([NissMod(metrics=AGREED)]))
     grid.lose_uploads()
-    plan = replace(WITHOUT_NOISE, dropped=1, revealed=2)
-    strategy, result = start(grid, rounds=1, plan=plan, mode="repair")
+    plan = replace(WITHOUT_NOISE, mode="repair")
+    strategy, result = start(grid, rounds=1, plan=plan)
     assert strategy.rounds[0].survivors == NODES - 1
     here = [FIRST + node for node in range(NODES) if node != 2]
     total = sum(examples(node) for node in here)

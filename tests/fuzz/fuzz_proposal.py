@@ -38,7 +38,7 @@ LIMITS = [
     Limits(),
     Limits(uncalibrated=True),
     Limits(epsilon=2.0, delta=1e-6),
-    Limits(clip=0.3, colluders=2, participants=5, relation="replace-one", modes=("tolerate",)),
+    Limits(clip=0.3, collusion=0.4, participants=5, relation="replace-one", modes=("tolerate",)),
 ]
 SERVER = Identity.generate(random.Random("server").randbytes)
 
@@ -53,17 +53,17 @@ class NoTracker:
 def originals() -> list[dict[str, Any]]:
     """The values of proposals as an honest server makes them."""
     found = []
-    for mode, changes in (
-        ("tolerate", {}),
-        ("repair", {"revealed": 1, "dropped": 1}),
-        ("tolerate", {"colluders": 3, "relation": "replace-one"}),
-        ("tolerate", {"tau2": 1.0}),
+    for changes in (
+        {},
+        {"mode": "repair", "dropout": 0.1},
+        {"collusion": 0.6, "relation": "replace-one"},
+        {"tau2": 1.0},
     ):
         plan = Plan(
             **{"clip": 0.3, "epsilon": 2.0, "delta": 1e-6, "participations": 4, "neighbours": 3, **changes}
         )
         proposal = Proposal(
-            bytes(16), SERVER.public, SERVER.public, bytes(32), plan, mode, participants=5, prekeys=2
+            bytes(16), SERVER.public, SERVER.public, bytes(32), plan, participants=5, prekeys=2
         )
         found.append(json.loads(proposal.signed(SERVER)[64:]))
     return [*found, carried()]
@@ -73,7 +73,7 @@ def carried() -> dict[str, Any]:
     """A proposal that carries noise from round to round."""
     plan = for_nodes(for_rounds(carrying(Plan(clip=0.3, epsilon=2.0, delta=1e-6, separation=3)), 6), 5, 15)
     proposal = Proposal(
-        *(bytes(16), SERVER.public, SERVER.public, bytes(32), plan, "tolerate"),
+        *(bytes(16), SERVER.public, SERVER.public, bytes(32), plan),
         participants=5,
         prekeys=2,
         schedule=make_schedule(plan, participants=5, coordinates=100),
@@ -136,9 +136,10 @@ def beyond(limits: Limits, proposal: Proposal) -> str:
     )
     if not policy.clip > 0.0 or policy.clip > (limits.clip or math.inf):
         return "clip"
-    if policy.colluders < (limits.colluders or 0) or policy.participants < (limits.participants or 2):
+    if policy.collusion < (limits.collusion or 0.0) or policy.participants < (limits.participants or 2):
         return "colluders or participants"
-    if policy.modes != (proposal.mode,) or (limits.modes and proposal.mode not in limits.modes):
+    mode = proposal.plan.mode
+    if policy.modes != (mode,) or (limits.modes and mode not in limits.modes):
         return "mode"
     if not (policy.mu > 0.0 and (proposal.schedule is not None or (policy.strength or 0.0) > 0.0)):
         return "mu or strength"
@@ -148,7 +149,8 @@ def beyond(limits: Limits, proposal: Proposal) -> str:
         if schedule.clip > policy.clip or schedule.participants < policy.participants:
             return "a schedule beyond the policy"
         if ceiling is not None:
-            worth = scheduled_run(schedule, relation=proposal.plan.relation, colluders=policy.colluders)
+            colluders = policy.colluders(schedule.participants)
+            worth = scheduled_run(schedule, relation=proposal.plan.relation, colluders=colluders)
             if not worth.private or worth.mu > gdp_mu(proposal.plan.epsilon, proposal.plan.delta):
                 return "a schedule that does not keep the promise"
     if ceiling is None:

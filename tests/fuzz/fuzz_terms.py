@@ -41,19 +41,17 @@ def honest(colluders: int) -> list[Terms]:
     """What an honest server could propose, in both modes, on sparse and on complete graphs."""
     found = []
     for mode, degree in itertools.product(MODES, DEGREES):
-        lost = 1 if mode == "repair" else 0
         plan = Plan(
             clip=1.0,
             epsilon=3.0,
             kappa=2.0,
             neighbours=degree,
-            colluders=colluders,
-            revealed=lost,
-            dropped=lost,
+            collusion=colluders / SIZE,
+            # So rarely that in a million rounds none loses two.
+            dropout=1e-4,
+            mode=mode,
         )
-        found.append(
-            make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, mode=mode)
-        )
+        found.append(make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1))
     return found
 
 

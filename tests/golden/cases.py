@@ -95,8 +95,10 @@ def worst_view(kind: str, **assumed: Any) -> dict[str, Any]:
 
 def ordinary_plan(**target: Any) -> dict[str, Any]:
     planned, plan = forecast(**target), niss.plan(**target)
+    assumed = plan.assumed(target["participants"])
+    counts = [assumed.colluders, assumed.dropped, assumed.revealed, assumed.committee or None]
     return {
-        "plan": [plan.kappa, plan.neighbours, plan.colluders, plan.dropped, plan.revealed, plan.committee],
+        "plan": [plan.kappa, plan.neighbours, *counts],
         "numbers": [planned.sigma, planned.tau2, planned.epsilon_joint, planned.epsilon_marginal],
         "ratio": planned.aggregate_variance_ratio_to_central,
         "curve": [point.total for point in planned.curve],
@@ -120,10 +122,10 @@ def carried_plan(**target: Any) -> dict[str, Any]:
     }
 
 
-def ordinary_terms(mode: str, **changes: Any) -> dict[str, Any]:
+def ordinary_terms(**changes: Any) -> dict[str, Any]:
     """Terms of a protocol round, and what a client charges for it on a drawn graph."""
     plan = plan_of(method="niss", **changes)
-    terms = make_terms(plan, participants=SIZE, coordinates=100, run=b"run", number=0, mode=mode)
+    terms = make_terms(plan, participants=SIZE, coordinates=100, run=b"run", number=0)
     if plan.neighbours >= SIZE - 1:
         graph = ShareGraph.complete(SIZE, weight=plan.neighbours / (SIZE - 1))
     else:
@@ -135,16 +137,16 @@ def ordinary_terms(mode: str, **changes: Any) -> dict[str, Any]:
     return {
         "noise": [terms.unit_variance, terms.residual_variance, terms.self_variance],
         "counts": [terms.grid_bits, terms.committee, terms.threshold, terms.dropped, terms.revealed],
-        "charge": [assessor(agreed, plan.colluders), upload_mu(terms, SIZE, "zero-out")],
+        "charge": [assessor(agreed, plan.assumed(SIZE).colluders), upload_mu(terms, SIZE, "zero-out")],
     }
 
 
-def committed_terms(mode: str, **changes: Any) -> dict[str, Any]:
+def committed_terms(**changes: Any) -> dict[str, Any]:
     """What a carried run commits to on the wire, and what a client is charged for it."""
     plan = plan_of(method="niss-carried", **changes)
-    schedule = make_schedule(plan, participants=SIZE, coordinates=100, mode=mode)
+    schedule = make_schedule(plan, participants=SIZE, coordinates=100)
     account = CommittedAccount(
-        schedule, colluders=plan.colluders, promise=Promise.of(plan), failure=plan.failure, earlier=[1]
+        schedule, colluders=plan.assumed(SIZE).colluders, promise=Promise.of(plan), earlier=[1]
     )
     return {
         "noise": [
@@ -221,30 +223,29 @@ CARRIED: dict[str, dict[str, Any]] = {
     "plain": {},
     "any pattern": {"pattern": "any"},
     "replace-one": {"relation": "replace-one"},
-    "colluders": {"colluders": 2},
+    "colluders": {"collusion": 2 / SIZE},
     "closing": {"closing": True},
-    "repair": {"dropped": 1, "revealed": 1, "dropout": 0.1},
-    "repair and colluders": {"dropped": 1, "revealed": 1, "colluders": 1, "pattern": "any"},
+    "repair": {"mode": "repair", "dropout": 0.1},
+    "repair and colluders": {"mode": "repair", "collusion": 1 / SIZE, "pattern": "any"},
     "given tau2": {"tau2": 0.5},
     "given carried": {"carried_to_residual": 4.0},
 }
 ORDINARY: dict[str, dict[str, Any]] = {
     "complete": {"graph": "complete", "neighbours": 5.0},
     "sparse": {"neighbours": 3.0},
-    "colluders": {"neighbours": 3.0, "colluders": 1},
+    "colluders": {"neighbours": 3.0, "collusion": 1 / SIZE},
     "replace-one": {"neighbours": 3.0, "relation": "replace-one"},
 }
 RUNS: dict[str, dict[str, Any]] = {
     "niss": {"method": {"name": "niss", "neighbours": 2, "kappa": 8}},
     "niss, repaired": {
         "method": {"name": "niss", "neighbours": 2, "kappa": 8},
-        "privacy": {"epsilon": 20.0, "clip": 1.0, "dropped": 1, "revealed": 1},
-        "protocol": {"dropout": 0.2, "mode": "repair"},
+        "privacy": {"epsilon": 20.0, "clip": 1.0, "dropout": 0.2, "mode": "repair"},
     },
     "niss-carried": {"method": {"name": "niss-carried"}},
     "niss-carried, repaired": {
         "method": {"name": "niss-carried"},
-        "protocol": {"dropout": 0.2, "mode": "repair"},
+        "privacy": {"epsilon": 20.0, "clip": 1.0, "dropout": 0.2, "mode": "repair"},
     },
     "niss-carried, closing": {"method": {"name": "niss-carried", "closing": True}},
     "central-dp": {"method": {"name": "central-dp"}},
@@ -286,11 +287,10 @@ def _cases() -> dict[str, Callable[[], dict[str, Any]]]:
     }.items():
         cases[f"carried plan: {name}"] = partial(carried_plan, **target)
     for name, changes in ORDINARY.items():
-        cases[f"terms: {name}"] = partial(ordinary_terms, "tolerate", **changes)
-    cases["terms: repaired"] = partial(ordinary_terms, "repair", graph="complete", neighbours=5.0, **REPAIR)
+        cases[f"terms: {name}"] = partial(ordinary_terms, **changes)
+    cases["terms: repaired"] = partial(ordinary_terms, graph="complete", neighbours=5.0, mode="repair")
     for name, changes in CARRIED.items():
-        mode = "repair" if "dropped" in changes else "tolerate"
-        cases[f"committed terms: {name}"] = partial(committed_terms, mode, **changes)
+        cases[f"committed terms: {name}"] = partial(committed_terms, **changes)
     for name, settings in RUNS.items():
         cases[f"run: {name}"] = partial(simulated_run, **settings)
     for name, changes in ORDINARY.items():

@@ -15,7 +15,7 @@ from niss.randomness import SimStream
 
 
 def one_round(size: int = 10, threshold: int | None = None, colluders: int = 0):
-    plan = Plan(method=SecAggDdg(threshold=threshold), clip=1.0, epsilon=3.0, colluders=colluders)
+    plan = Plan(method=SecAggDdg(threshold=threshold), clip=1.0, epsilon=3.0, collusion=colluders / 10)
     return plan.for_round(range(size), weights=1.0 / size, records=1.0, beacon=b"b")
 
 

@@ -51,18 +51,19 @@ picks = st.integers(0, 1_000)
 
 @lru_cache(maxsize=256)
 def planned(size: int, mode: str, degree: float, colluders: int) -> Terms:
-    """The terms of an honest server; with `repair`, for one dropout."""
-    lost = 1 if mode == "repair" else 0
+    """The terms of an honest server; with `repair`, for one dropout of as many as can be repaired."""
+    size = max(size, 4) if mode == "repair" else size
     plan = Plan(
         clip=1.0,
         epsilon=3.0,
         kappa=4.0,
         neighbours=min(degree, size - 1.0),
-        colluders=colluders,
-        revealed=lost,
-        dropped=lost,
+        collusion=colluders / size,
+        # So rarely that in a million rounds none loses two.
+        dropout=1e-4,
+        mode=mode,
     )
-    return make_terms(plan, participants=size, coordinates=COORDINATES, run=b"run", number=1, mode=mode)
+    return make_terms(plan, participants=size, coordinates=COORDINATES, run=b"run", number=1)
 
 
 class Clients(Federation):

@@ -18,7 +18,7 @@ import pytest
 
 from niss import effective_variance
 from niss.accounting import DrawnAccount
-from niss.accounting.plans import committee_threshold
+from niss.accounting.assumed import committee_threshold
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.client import Client, ClientStage

@@ -251,8 +251,7 @@ def write_graph_run(
         "exchange": "simulated",
         "data": {"clients": 2 * clients},
         "training": {"participants": clients, "weights": "equal", "sampling": "shuffled"},
-        "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-5, "colluders": 0, "scope": "training"},
-        "protocol": {"dropout": 0.0},
+        "privacy": {"unit": "client", "epsilon": 3.0, "delta": 1e-5, "collusion": 0.0, "dropout": 0.0},
         "methods": [method],
     }
     for key, value in changes.items():

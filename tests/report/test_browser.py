@@ -25,7 +25,7 @@ def browser() -> Iterator[Any]:
 def page(demo: Path, tmp_path: Path) -> str:
     """The report on a comparison with an attack, a run with a graph, colluders and a ledger, and an attack alone."""
     write_attack(demo)
-    run = write_graph_run(tmp_path / "graph", clients=20, colluders=2)
+    run = write_graph_run(tmp_path / "graph", clients=20, collusion=0.1)
     attack = write_attack(tmp_path / "attack")
     return write_report([demo, run, attack], tmp_path / "page.html").as_uri()
 

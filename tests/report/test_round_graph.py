@@ -148,7 +148,7 @@ def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path)
 
 
 def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
-    shown = shown_in(write_graph_run(tmp_path / "run", clients=20, colluders=3))
+    shown = shown_in(write_graph_run(tmp_path / "run", clients=20, collusion=0.15))
     assert len(shown.colluders) == 3
     assert shown.centre not in shown.colluders
     assert draw_round_graph(shown).svg.count("assumed to collude</title>") == 3

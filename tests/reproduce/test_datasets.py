@@ -218,7 +218,7 @@ def test_the_settings_are_whole(name: str) -> None:
         contestant = beyond.Contestant(method, design.VARIANTS["none"], 3.0)
         config = setting_config(setting, contestant, axes_of(setting).start)
         assert config.training.participants == setting.participants
-        assert config.privacy.colluders == 0
+        assert config.privacy.collusion == 0.0
     assert make_config(to_values(config)) == config
 
 

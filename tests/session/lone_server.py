@@ -66,7 +66,6 @@ class LoneServer:
             holder=self.holder.public,
             anchor=self.links[0],
             plan=plan,
-            mode="tolerate",
             participants=2,
             prekeys=4,
         )
@@ -99,7 +98,6 @@ class LoneServer:
             coordinates=COORDINATES,
             run=self.proposal.run,
             number=0,
-            mode=self.proposal.mode,
         )
         return replace(honest, **changes)
 

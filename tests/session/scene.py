@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from niss.accounting import Plan
+from niss.accounting.assumed import fewest_participants
 from niss.protocol import Identity, RoundOpen, decode, rounds_answered
 from niss.runs import RoundRecord
 from niss.session.books import RunState
@@ -58,7 +59,6 @@ class Scene:
     plan: Plan
     nodes: int
     rounds: int
-    mode: str = "tolerate"
     kept: bool = True
     label: str = "scene"
     fewest: int = 2
@@ -87,7 +87,7 @@ class Scene:
         """Four nodes in every round, or eight that take turns in rounds of four."""
         plan = CARRIED if carried else ORDINARY
         if repair:
-            plan = replace(plan, dropped=1, revealed=1)
+            plan = replace(plan, mode="repair")
         if private:
             plan = replace(plan, tau2=None, clip=0.5, epsilon=8.0)
         if carried:
@@ -96,7 +96,7 @@ class Scene:
         else:
             plan = replace(plan, participations=rounds, chain_rounds=rounds)
         nodes = more.pop("nodes", 8 if carried else 4)
-        return cls(plan, nodes, rounds, "repair" if repair else "tolerate", **more)
+        return cls(plan, nodes, rounds, **more)
 
     @property
     def carried(self) -> bool:
@@ -107,8 +107,7 @@ class Scene:
         setup = Setup(
             plan=self.plan,
             rounds=self.rounds,
-            participants=4 if self.carried else self.fewest,
-            mode=self.mode,
+            participants=4 if self.carried else max(self.fewest, fewest_participants(self.plan)),
             coordinates=COORDINATES,
         )
         state = self.saves[-1] if self.saves else {"session": None, "done": 0, "model": [0.0] * COORDINATES}

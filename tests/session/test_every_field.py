@@ -32,7 +32,7 @@ PLAN = Plan(
     neighbours=float(SIZE - 1),
     kappa=2.0,
     graph="complete",
-    colluders=COLLUDERS,
+    collusion=COLLUDERS / SIZE,
     attempts=2,
     chain_rounds=8,
 )
@@ -40,7 +40,7 @@ PINS = {
     "niss-epsilon": 5.0,
     "niss-delta": 1e-5,
     "niss-clip": 0.5,
-    "niss-colluders": COLLUDERS,
+    "niss-collusion": COLLUDERS / SIZE,
     "niss-relation": "zero-out",
     "niss-participants": 3,
 }

@@ -22,7 +22,7 @@ PLAN = Plan(
     participations=1,
     neighbours=1.0,
     kappa=2.0,
-    colluders=COLLUDERS,
+    collusion=COLLUDERS / SIZE,
     attempts=1,
 )
 EVERYONE = Plan(
@@ -84,8 +84,8 @@ def test_a_bound_that_may_fail_counts_only_with_a_holder_the_owner_vouches_for()
     alone = server.proposal
     tracked = replace(alone, tracker="https://tracker.example")
     pinned = Limits(holder=alone.holder)
-    assert plan.corruption.failure == pytest.approx(0.1 * 1e-5 / 100)
-    assert pinned.failure(tracked) == plan.corruption.failure
+    assert plan.failure == pytest.approx(0.1 * 1e-5 / 100)
+    assert pinned.failure(tracked) == plan.failure
     assert pinned.failure(alone) == 0.0
     assert Limits().failure(tracked) == 0.0
     # Where the plan names no rounds, those of the chain that its holder signed are counted when the run is joined.

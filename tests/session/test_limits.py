@@ -39,7 +39,10 @@ def proposed(plan: Plan = PLAN) -> tuple[Scene, Proposal]:
         ({"niss-clip": 0.1}, "clip = 0.5 is proposed, but this node allows at most 0.1"),
         ({"niss-epsilon": 1.0, "niss-delta": 1e-5}, "epsilon = 8 is proposed"),
         ({"niss-epsilon": 9.0, "niss-delta": 1e-6}, "delta = 1e-05 is proposed"),
-        ({"niss-colluders": 1}, "the plan allows for 0 colluders, but this node assumes 1"),
+        (
+            {"niss-collusion": 0.1},
+            "the plan allows for a share of 0 that colludes, but this node assumes 0.1",
+        ),
         (
             {"niss-relation": "replace-one"},
             "the plan is for 'zero-out', but this node requires 'replace-one'",

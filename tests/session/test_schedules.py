@@ -49,10 +49,8 @@ UNREPAIRED = {"committee": 0, "threshold": 0, "self_mask": 0.0, "dropped": 0, "r
     [
         *((False, name) for name in ("residual", "carried", "unit", "clip")),
         *((False, name) for name in ("rounds", "participants")),
-        (True, {"mode": "tolerate"}),
-        (True, {"schedule": {"noise": {"dropped": 0, "revealed": 0}}}),
+        (True, {"plan": {"mode": "tolerate"}}),
         (True, {"schedule": {"noise": UNREPAIRED}}),
-        (True, {"plan": {"dropped": 0}}),
     ],
 )
 def test_a_schedule_that_does_not_keep_the_promise_is_declined(

@@ -212,7 +212,7 @@ def test_who_was_left_out_stays_out_under_another_id(carried: bool) -> None:
 def test_other_settings_than_the_clients_agreed_to_are_refused(carried: bool) -> None:
     scene = Scene.of(carried)
     scene.play_round(scene.start())
-    scene.mode, scene.plan = "repair", Scene.of(carried, repair=True).plan
+    scene.plan = Scene.of(carried, repair=True).plan
     with pytest.raises(ConfigError, match="other settings"):
         scene.start()
 

@@ -29,7 +29,7 @@ def test_colluders_are_counted_or_not_but_not_both() -> None:
     said = caveats()
     assert "are not counted here" in said
     assert "colluders are counted" not in said
-    said = caveats(colluders=1)
+    said = caveats(collusion=0.25)
     assert "colluders are counted as if" in said
     assert "are not counted here" not in said
 

@@ -122,7 +122,7 @@ class TestRuns:
 
     def test_a_round_that_is_lost_leaves_the_clip_as_it_was(self, given) -> None:
         methods = [{"name": "secagg-ddg", "threshold": 5}]
-        config = small_config(privacy=ADAPTIVE, rounds=6, protocol={"dropout": 0.3}, methods=methods)
+        config = small_config(privacy={**ADAPTIVE, "dropout": 0.3}, rounds=6, methods=methods)
         found = niss.run(config, **given).rounds
         lost = [place for place, line in enumerate(found[:-1]) if line.void]
         assert lost, "the seed loses some"

@@ -42,9 +42,8 @@ def play(
     *,
     seed: int = SEED,
     size: int = 12,
-    mode: str = "tolerate",
 ) -> tuple[Played, np.ndarray, RoundRecord]:
-    exchange = exchange_of(plan, rounds=1, coordinates=4, mode=mode, entropy=entropy(seed))
+    exchange = exchange_of(plan, rounds=1, coordinates=4, entropy=entropy(seed))
     summed = exchange.exchange(
         0,
         np.arange(size),
@@ -105,13 +104,13 @@ def test_no_more_attempts_than_links() -> None:
 
 
 def test_delta_pays_for_every_attempt() -> None:
-    privacy = {"epsilon": 20.0, "clip": 1.0, "colluders": 2}
+    privacy = {"epsilon": 20.0, "clip": 1.0, "collusion": 0.3}
     protocol, simulated = (
         (config := small_config(exchange=exchange, privacy=privacy)).plan(config.methods[0])
         for exchange in ("protocol", "simulated")
     )
     assert (protocol.attempts, simulated.attempts) == (LINKS_PER_ROUND, 1)
-    assert protocol.corruption.failure == pytest.approx(simulated.corruption.failure / LINKS_PER_ROUND)
+    assert protocol.failure == pytest.approx(simulated.failure / LINKS_PER_ROUND)
 
 
 def protocol_run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

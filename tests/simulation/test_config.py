@@ -130,7 +130,8 @@ REFUSED = [
     ({"training": {"participants": 20}}, "training.participants: 20 in a round, but there are only 12 clients"),
     ({"privacy": {"epsilon": [1.0, 2.0]}}, "privacy.epsilon: 2 values for 12 clients"),
     ({"methods": [{"tau2": [0.1, 0.2]}]}, "methods.tau2: 2 values for 12 clients"),
-    ({"privacy": {"colluders": 5}}, "privacy.colluders: 5 of 6 participants leave nobody"),
+    ({"privacy": {"collusion": 0.7}}, "5 colluders of 6 participants leave nobody"),
+    ({"privacy": {"mode": "repair", "collusion": 0.6}}, "a repair needs 6 of 6 participants"),
     # Records of silos.
     ({"privacy": RECORD}, "data.silos: .*take part in every round"),
     ({"data": {"silos": 5}, "privacy": {"unit": "record"}, "training": {}}, "privacy.batch: is missing"),
@@ -171,7 +172,7 @@ REFUSED = [
     ({"methods": [{"distortion": "scalar"}]}, "methods.tau2: only the additive distortion can be calibrated"),
     ({"methods": [{"graph": "coalition"}]}, "methods.groups: a coalition graph needs groups"),
     ({"methods": [{"name": "niss"}, {"name": "niss"}]}, "its own label"),
-    ({"methods": MULTIPLIED, "protocol": {"mode": "repair", "dropout": 0.1}}, r"(?s)methods\.distortion.*additive"),
+    ({"methods": MULTIPLIED, "privacy": {"mode": "repair"}}, r"(?s)methods\.distortion.*additive"),
     # What carried shares cannot promise.
     ({"methods": CARRIED, "training": {"participants": 5}}, "whole cohorts"),
     ({"methods": CARRIED, "training": {**SIX, "sampling": "uniform"}}, "may return at once"),
@@ -195,7 +196,7 @@ REFUSED = [
     ({"methods": SECRET, "training": {**SIX, "weights": "declared"}}, "who else takes part"),
     ({"methods": SECRET, "privacy": {"epsilon": [3.0] * 12}}, "one number"),
     ({"methods": [{"name": "secagg-ddg", "threshold": 7}]}, "7 uploads of 6"),
-    ({"methods": [{"name": "secagg-ddg", "threshold": 2}], "privacy": {"colluders": 2}},
+    ({"methods": [{"name": "secagg-ddg", "threshold": 2}], "privacy": {"collusion": 0.3}},
      "nobody whose noise is unknown"),
     # What the dataset cannot do, before it is loaded.
     ({"data": {"dataset": "mnist", "split": "natural"}}, "^data.split: "),
@@ -248,13 +249,13 @@ def test_what_the_protocol_can_do_is_accepted(method):
 
 
 def test_what_stands_beside_a_refusal_is_accepted():
-    small_config(methods=MULTIPLIED, protocol={"mode": "tolerate", "dropout": 0.1})
+    small_config(methods=MULTIPLIED, privacy={"mode": "tolerate", "dropout": 0.1})
     cyclic = {"participants": 50, "sampling": "cyclic"}
     make_config({"data": {"dataset": "shakespeare", "clients": 600}, "training": cyclic})
 
 
 def test_a_plan_and_the_settings_made_of_it_say_the_same():
-    shares = {"kappa": 3.0, "neighbours": 7.0, "tau2": 0.25, "colluders": 2}
+    shares = {"kappa": 3.0, "neighbours": 7.0, "tau2": 0.25, "collusion": 0.2}
     plan = niss.Plan(epsilon=2.0, participations=4, relation="replace-one", **shares)
     config = Config().with_plan(plan)
     assert config.plan(config.methods[0]) == plan

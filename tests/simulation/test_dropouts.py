@@ -14,12 +14,12 @@ from niss.simulation.federation import absent_seats, can_repair
 from niss.simulation.uploads import HostUploads
 from support.federation import WideRun, small_config
 
-ROOMY = {"epsilon": 50.0, "clip": 1.0, "revealed": 8, "dropped": 5}
+ROOMY = {"epsilon": 50.0, "clip": 1.0, "dropout": 0.2}
 TWELVE = {"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1}
 
 
 def a_round(size: int = 12, **changes: object) -> RoundPlan:
-    settings = {"clip": 1.0, "neighbours": 4.0, "kappa": 2.0, "revealed": 8, "dropped": 5, **changes}
+    settings = {"clip": 1.0, "neighbours": 4.0, "kappa": 2.0, "mode": "repair", "dropout": 0.2, **changes}
     return niss.Plan(**settings).for_round(  # type: ignore[arg-type]
         np.arange(size), weights=1.0 / size, records=1.0, beacon=bytes(32)
     )
@@ -68,18 +68,22 @@ def test_nothing_lost_leaves_what_a_whole_round_leaves():
 
 
 def test_more_lost_than_was_charged_for_is_not_repaired():
-    assert repairable(a_round(dropped=2), [1, 2])
-    assert not repairable(a_round(dropped=2), [1, 2, 3])
-    # Everyone is a neighbour of everyone.
-    complete = {"neighbours": 11.0, "graph": "complete"}
-    assert repairable(a_round(revealed=3, **complete), [1, 2, 3])
-    assert not repairable(a_round(revealed=2, **complete), [1, 2, 3])
+    for graph in ({}, {"neighbours": 11.0, "graph": "complete"}):
+        plan = a_round(dropout=1e-3, **graph)
+        assert plan.plan.assumed(12).dropped == 2
+        assert repairable(plan, [1, 2])
+        assert not repairable(plan, [1, 2, 3])
+    # Of a sparse round no more edges of one client than its neighbours are likely to lose.
+    sparse = a_round(200, neighbours=6.0, dropout=0.02, tau2=1.0)
+    near = sparse.graph.neighbours(0).tolist()
+    assert sparse.plan.assumed(100).revealed < len(near) < sparse.plan.assumed(100).dropped
+    assert not repairable(sparse, near)
 
 
 def test_a_repair_is_never_charged_less_than_its_self_mask():
     weak = a_round(tau2=0.01)
     np.testing.assert_array_equal(weak.plan.kind.joint_mu(weak, repairing=True), weak.joint_mu)
-    strong = a_round(tau2=0.45, revealed=0, dropped=0)
+    strong = a_round(tau2=0.45, mode="tolerate")
     repaired = strong.plan.kind.joint_mu(strong, repairing=True)
     assert np.all(repaired > strong.joint_mu)
     np.testing.assert_allclose(repaired, strong.sensitivity / np.sqrt(strong.own_variance))
@@ -96,8 +100,7 @@ def test_every_method_loses_the_same_clients_and_none_breaks_its_promise(given, 
     config = small_config(
         rounds=3,
         training=TWELVE,
-        privacy=ROOMY,
-        protocol={"mode": mode, "dropout": 0.2},
+        privacy={**ROOMY, "mode": mode},
         methods=[{"name": name, "neighbours": 5} for name in names],
     )
     results = niss.compare(config, **given).results
@@ -119,8 +122,7 @@ def test_without_distortion_a_repaired_round_is_the_survivors_mean(given):
     config = small_config(
         rounds=2,
         training=TWELVE,
-        privacy={**ROOMY, "clip": 100.0},
-        protocol={"mode": "repair", "dropout": 0.2},
+        privacy={**ROOMY, "clip": 100.0, "mode": "repair"},
         methods=[{"name": "fedavg"}, {"name": "niss", "neighbours": 5, "tau2": 0.0}],
     )
     plain, shared = niss.compare(config, **given).results
@@ -142,8 +144,8 @@ def test_what_dropouts_leave_of_carried_noise_in_the_model_is_as_predicted(
         monkeypatch,
         {"name": "niss-carried", "closing": closing},
         training=training,
-        protocol={"dropout": 0.35, "mode": mode},
-        privacy={"epsilon": 3.0, "clip": 0.5, "dropped": 2},
+        privacy={"epsilon": 3.0, "clip": 0.5, "dropout": 0.25, "mode": mode},
+        seed=12,
     )
     lines, statement = watched.result.rounds, watched.result.statement
     assert sum(line.dropped for line in lines) >= 4
@@ -166,7 +168,7 @@ def test_what_dropouts_leave_of_carried_noise_in_the_model_is_as_predicted(
 def test_dropouts_of_carried_noise_are_planned_for():
     """What is repaired does not stay in the model, so much can be carried; where nothing is, little."""
     ratios, residuals = {}, {}
-    for label, protocol in {
+    for label, trust in {
         "none": {},
         "tolerate": {"dropout": 0.1},
         "repair": {"dropout": 0.1, "mode": "repair"},
@@ -175,14 +177,13 @@ def test_dropouts_of_carried_noise_are_planned_for():
             rounds=100,
             data={"clients": 1000},
             training={"participants": 100, "sampling": "cyclic"},
-            protocol=protocol,
+            privacy={"epsilon": 20.0, "clip": 1.0, **trust},
             methods=[{"name": "niss-carried"}],
         )
         plan = config.plan(config.methods[0])
         noise = plan.committed(100).noise
         ratios[label], residuals[label] = noise.carried / noise.residual, noise.residual
-        assert (plan.dropped, plan.revealed) == ((27, 27) if label == "repair" else (0, 0))
-        assert noise.known == plan.dropped
+        assert noise.known == (27 if label == "repair" else 0)
     assert ratios["tolerate"] < 0.3 * ratios["none"]
     assert ratios["repair"] > 0.8 * ratios["none"]
     assert residuals["repair"] > residuals["none"]

@@ -48,8 +48,8 @@ def test_protocol_noise_has_the_simulated_distribution() -> None:
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 def test_without_distortion_the_sum_is_right_to_grid_precision(mode: str) -> None:
-    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, tau2=0.0, revealed=4, dropped=2, participations=1)
-    exchange = exchange_of(plan, rounds=2, coordinates=50, mode=mode)
+    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, tau2=0.0, mode=mode, participations=1)
+    exchange = exchange_of(plan, rounds=2, coordinates=50)
     updates = SimStream(2).generator().standard_normal((9, 50)) * 0.05
     absent = [] if mode == "tolerate" else [3]
     summed = exchange.exchange(0, np.arange(9), lambda seat: updates[seat], absent=absent)
@@ -125,8 +125,9 @@ def test_who_drops_out_again_and_again_still_has_keys() -> None:
 
 
 def test_a_repair_beyond_what_was_planned_leaves_noise_and_says_so() -> None:
-    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, revealed=1, dropped=1)
-    exchange = exchange_of(plan, rounds=1, coordinates=5, mode="repair")
+    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=5, mode="repair", dropout=1e-4)
+    assert plan.assumed(6).dropped == 1
+    exchange = exchange_of(plan, rounds=1, coordinates=5)
     record = exchange.exchange(0, np.arange(6), lambda _seat: np.zeros(5), absent=[1, 2]).record
     assert exchange.session.round.summed.survivors == (0, 3, 4, 5)
     assert not record.exact
@@ -149,7 +150,7 @@ def test_one_lost_upload_is_told_in_the_singular(given) -> None:
         exchange="protocol",
         rounds=1,
         seed=5,
-        protocol={"dropout": 0.15},
+        privacy={"epsilon": 20.0, "clip": 1.0, "dropout": 0.15},
         methods=[{"name": "niss", "neighbours": 5, "graph": "complete"}],
     )
     result = niss.run(config, **given)
@@ -164,8 +165,7 @@ def test_dropouts_are_survived_and_told(given, mode: str) -> None:
         exchange="protocol",
         rounds=3,
         training={"participants": 12, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
-        privacy={"epsilon": 20.0, "clip": 1.0, "revealed": 8, "dropped": 5},
-        protocol={"mode": mode, "dropout": 0.2},
+        privacy={"epsilon": 20.0, "clip": 1.0, "mode": mode, "dropout": 0.2},
         methods=[{"name": "niss", "neighbours": 11, "graph": "complete"}],
     )
     result = niss.run(config, **given)
@@ -206,8 +206,7 @@ def test_a_run_that_carries_noise_costs_and_leaves_what_the_simulated_one_does(
     repaired within the round and one round later."""
     how: dict = {"training": {"server_optimizer": optimizer}}
     if repairing:
-        privacy = {"epsilon": 3.0, "clip": 0.5, "dropped": 2}
-        how |= {"protocol": {"mode": "repair", "dropout": 0.15}, "seed": 4, "privacy": privacy}
+        how |= {"seed": 4, "privacy": {"epsilon": 3.0, "clip": 0.5, "mode": "repair", "dropout": 0.15}}
     real, simulated = (
         carried(monkeypatch, {"closing": closing}, exchange, **how) for exchange in ("protocol", "simulated")
     )
@@ -230,7 +229,7 @@ def test_a_run_that_carries_noise_costs_and_leaves_what_the_simulated_one_does(
 
 def test_who_drops_out_leaves_noise_and_is_told_of(monkeypatch) -> None:
     """Lost clients leave both their shares within the round and those carried to or from them; all of it is counted."""
-    result = carried(monkeypatch, protocol={"dropout": 0.3}, seed=3)
+    result = carried(monkeypatch, privacy={"epsilon": 3.0, "clip": 0.5, "dropout": 0.3}, seed=3)
     assert sum(line.dropped for line in result.rounds) > 0
     assert all(map(is_as_predicted, result.rounds))
     assert not all(line.exact for line in result.rounds)

@@ -75,7 +75,7 @@ def test_the_settings_of_a_plan_promise_what_it_promises(options: tuple[str, ...
     assert config.rounds == values["rounds"]
     assert config.participations == 3
     if options is ROUND:
-        assert (plan.colluders, plan.neighbours) == (values["plan"]["colluders"], values["neighbours"])
+        assert (plan.collusion, plan.neighbours) == (values["plan"]["collusion"], values["neighbours"])
 
 
 @pytest.mark.parametrize("options", [ROUND, CARRIED], ids=["round", "carried"])

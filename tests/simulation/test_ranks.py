@@ -23,7 +23,8 @@ from niss.simulation.ranks import Ranks, rank_in
 from support.federation import small_config
 from support.ranks import do, ended, play, start_ranks
 
-DROPOUT = {"dropout": 0.3, "mode": "repair"}
+LOST = {"epsilon": 20.0, "clip": 1.0, "dropout": 0.3}
+REPAIRED = {**LOST, "mode": "repair"}
 CARRIED = {"name": "niss-carried"}
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {"methods": [{"name": "fedavg"}]},
@@ -35,20 +36,18 @@ CASES: dict[str, dict[str, Any]] = {
     "everyone": {"methods": [{"name": "niss", "graph": "complete"}]},
     "scalar": {"methods": [{"name": "niss", "neighbours": 3, "distortion": "scalar", "tau2": 0.3}]},
     "coordinate": {"methods": [{"name": "niss", "neighbours": 3, "distortion": "coordinate", "tau2": 0.3}]},
-    "dropouts": {"methods": [{"name": "niss", "neighbours": 3}], "protocol": {"dropout": 0.3}},
-    "everyone, dropouts": {"methods": [{"name": "niss", "graph": "complete"}], "protocol": {"dropout": 0.3}},
+    "dropouts": {"methods": [{"name": "niss", "neighbours": 3}], "privacy": LOST},
+    "everyone, dropouts": {"methods": [{"name": "niss", "graph": "complete"}], "privacy": LOST},
     "repaired": {
         "methods": [{"name": "niss", "neighbours": 4}],
-        "protocol": DROPOUT,
-        "privacy": {"epsilon": 20.0, "clip": 1.0, "dropped": 3, "revealed": 3},
+        "privacy": REPAIRED,
     },
     "everyone, repaired": {
         "methods": [{"name": "niss", "graph": "complete"}],
-        "protocol": DROPOUT,
-        "privacy": {"epsilon": 20.0, "clip": 1.0, "dropped": 3, "revealed": 3},
+        "privacy": REPAIRED,
     },
     "carried": {"methods": [{**CARRIED, "closing": True}]},
-    "carried, dropouts": {"methods": [CARRIED], "protocol": DROPOUT},
+    "carried, dropouts": {"methods": [CARRIED], "privacy": REPAIRED},
     "quantile": {
         "methods": [{"name": "niss", "neighbours": 3}],
         "privacy": {"epsilon": 20.0, "clip": 1.0, "quantile": 0.5},

@@ -53,14 +53,13 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, given, m
 
 
 EIGHT = {"epsilon": 8.0, "clip": 1.0}
-LOST = {"dropout": 0.3, "mode": "tolerate"}
+LOST = {**EIGHT, "dropout": 0.3}
 STATES = {
     "clip": {"privacy": {"epsilon": 20.0, "clip": 4.0, "quantile": 0.5, "first_clip": 0.1}},
-    "carried": {"methods": [{"carry": True}], "privacy": EIGHT, "protocol": LOST},
+    "carried": {"methods": [{"carry": True}], "privacy": LOST},
     "closing": {
         "methods": [{"carry": True, "closing": True}],
-        "privacy": EIGHT,
-        "protocol": {**LOST, "mode": "repair"},
+        "privacy": {**LOST, "mode": "repair"},
     },
     **{
         f"{method}, {optimizer}": {

@@ -128,8 +128,7 @@ def test_secure_aggregation_loses_rounds_below_its_threshold(monkeypatch):
         {"name": "secagg-ddg", "threshold": 5},
         rounds=7,
         training={"participants": 6},
-        privacy={"epsilon": 3.0, "clip": 0.5, "colluders": 1},
-        protocol={"dropout": 0.2},
+        privacy={"epsilon": 3.0, "clip": 0.5, "collusion": 1 / 6, "dropout": 0.2},
     )
     lost = [line for line in result.rounds if line.dropped > 1]
     assert lost
@@ -141,16 +140,16 @@ def test_secure_aggregation_loses_rounds_below_its_threshold(monkeypatch):
         assert np.mean(added**2) == pytest.approx(expected, rel=CLOSE, abs=1e-15)
     assert {client.participations for client in result.statement.clients} == {7}
     assert any(f"{len(lost)} round" in caveat and "lost" in caveat for caveat in result.statement.caveats)
-    assert "up to 1 participants of a round" in result.statement.adversary
+    assert "up to 16.7 % of a round's participants" in result.statement.adversary
     assert result.epsilon == pytest.approx(3.0)
 
 
 def test_secure_aggregation_plans_for_the_dropout_rate():
-    def plan(**protocol):
+    def plan(**trust):
         config = small_config(
             data={"clients": 100},
             training={"participants": 100, "epochs": 1, "batch_size": 4, "learning_rate": 0.1},
-            protocol=protocol,
+            privacy={"epsilon": 20.0, "clip": 1.0, **trust},
             methods=[{"name": "secagg-ddg"}],
         )
         return config.plan(config.methods[0])

@@ -138,7 +138,9 @@ def test_the_uploads_of_all_rounds_have_the_covariance_that_is_accounted_for(mon
 
 @pytest.mark.parametrize("colluders", [1, 2])
 def test_against_colluders_the_statement_is_the_cost_of_any_that_many(monkeypatch, colluders):
-    watched = WideRun(monkeypatch, CARRIED, privacy={"epsilon": 3.0, "clip": 0.5, "colluders": colluders})
+    watched = WideRun(
+        monkeypatch, CARRIED, privacy={"epsilon": 3.0, "clip": 0.5, "collusion": colluders / COHORT}
+    )
     run = noise_of(watched)
     known = {
         int(client)
@@ -149,7 +151,9 @@ def test_against_colluders_the_statement_is_the_cost_of_any_that_many(monkeypatc
     for client in watched.result.statement.clients:
         if client.client not in known:
             assert found[client.client] == pytest.approx(client.mu_joint**2, rel=1e-9)
-    assert f"up to {colluders} participants" in watched.result.statement.words
+    assert (
+        f"up to {100 * colluders / COHORT:.3g} % of a round's participants" in watched.result.statement.words
+    )
 
 
 def test_carried_noise_in_the_model_is_as_planned_and_below_a_trusted_servers(monkeypatch):
@@ -227,8 +231,8 @@ def test_a_participation_is_charged_what_it_adds_over_the_whole_run(tmp_path, gi
             assert charged.mu2 == pytest.approx(added, rel=1e-9)
             past.append(entry.round - 1)
         assert entry.basis == {
-            "method": "niss-carried", "heuristic": False, "colluders": 0, "dropped": 0, "rounds": 4, "separation": 2,
-            "pattern": "cyclic",
+            "method": "niss-carried", "heuristic": False, "collusion": 0.0, "dropout": 0.0, "mode": "tolerate",
+            "rounds": 4, "separation": 2, "pattern": "cyclic",
         }  # fmt: skip
     assert max(ledger.spent(client) for client in ledger.clients) == pytest.approx(plan.mu, rel=1e-9)
     statement = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -398,10 +402,10 @@ def test_a_target_per_round_pays_for_every_round_in_which_the_bound_on_colluders
     config = small_config(
         rounds=15,
         training=TWELVE,
-        privacy={"epsilon": 5.0, "clip": 1.0, "scope": "round", "colluders": 1},
+        privacy={"epsilon": 5.0, "clip": 1.0, "scope": "round", "collusion": 0.05},
     )
     plan = config.plan(config.methods[0])
-    assert plan.corruption.failure == pytest.approx(1e-6)
+    assert plan.failure == pytest.approx(1e-6)
     result = niss.run(config, **given, out=tmp_path / "run")
     statement = result.statement
     # Each of the 15 rounds has its own failure and its own part for the grid.

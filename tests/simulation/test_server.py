@@ -165,7 +165,7 @@ class TestRuns:
         config = small_config(
             rounds=8,
             methods=[{"name": "secagg-ddg", "threshold": 5}],
-            protocol={"dropout": 0.25},
+            privacy={"epsilon": 20.0, "clip": 1.0, "dropout": 0.25},
             training={"participants": 6, "server_optimizer": optimizer, "server_rate": 0.1},
         )
         result = niss.run(config, **given)

@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 import niss
+from niss.accounting.assumed import fewest_participants
 from niss.files import CHECKPOINT, LEDGER, METRICS, MODEL, PRIVACY, RESULT
 from niss.protocol import Entropy
 from niss.randomness import SimStream
@@ -40,7 +41,7 @@ def small_config(**changes: object) -> Config:
 def exchange_of(plan: niss.Plan, *, entropy: Entropy = os.urandom, **setup: Any) -> Played:
     """The parties of the real protocol; rounds may have as few clients as their plan allows."""
     return Played(
-        Setup(plan=plan, **{"participants": plan.colluders + 2, "modulus_bits": 64, **setup}), entropy
+        Setup(plan=plan, **{"participants": fewest_participants(plan), "modulus_bits": 64, **setup}), entropy
     )
 
 

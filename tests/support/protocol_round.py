@@ -106,14 +106,17 @@ class Seat:
 class Federation:
     """`size` clients with so many prekeys each, a server and a beacon's holder, with seeded entropy."""
 
-    def __init__(self, size: int, label: str = "federation", *, prekeys: int = 6, **policy: Any) -> None:
+    def __init__(
+        self, size: int, label: str = "federation", *, prekeys: int = 6, colluders: int = 0, **policy: Any
+    ) -> None:
+        self.colluders = colluders
         self.entropy = seeded_entropy(label)
         self.holder = Identity.generate(self.entropy)
         self.chain = BeaconChain(50, holder=self.holder, entropy=self.entropy)
         self.server = Server(Identity.generate(self.entropy))
         settings: dict[str, Any] = {
             "participants": 2,
-            "colluders": 0,
+            "collusion": colluders / size,
             "mu": 1.0,
             "clip": 10.0,
             "attempts": 3,
@@ -287,6 +290,7 @@ class CarriedFederation(Federation):
     ) -> None:
         self.schedule, self.account = committed, account or {}
         settings = {"mu": np.inf, "attempts": 1, "schedule": committed, "clip": committed.clip}
+        settings["collusion"] = policy.get("colluders", 0) / committed.participants
         super().__init__(committed.participants * committed.separation, label, **{**settings, **policy})
         self.booked: dict[int, list[tuple[int, Any]]] = defaultdict(list)
         for one in range(len(self.seats)):
@@ -302,7 +306,7 @@ class CarriedFederation(Federation):
         seat = self.seats[one]
         account = CommittedAccount(
             self.schedule,
-            colluders=self.policy.colluders,
+            colluders=self.colluders,
             earlier=rounds_answered(seat.kept[-1]),
             **self.account,
         )
@@ -504,7 +508,7 @@ def covered(federation: CarriedFederation) -> float:
         bad = {
             federation.seats[cohort * size + (first + other) % size].identity.public
             for cohort in range(apart)
-            for other in range(federation.policy.colluders)
+            for other in range(federation.colluders)
         }
         for owner, spent in federation.seen.mu2(bad).items():
             assert spent <= charged[owner] * (1.0 + 1e-9)

@@ -249,20 +249,18 @@ def assessing(size: int, label: str, **policy: Any) -> Federation:
 
 def honest_terms(mode: str) -> Terms:
     """Of a round that tolerates dropouts, or of one that is repaired."""
-    lost = 1 if mode == "repair" else 0
     plan = Plan(
         clip=1.0,
         epsilon=3.0,
         kappa=2.0,
         neighbours=float(SIZE - 1),
         graph="complete",
-        colluders=COLLUDERS,
-        revealed=lost,
-        dropped=lost,
+        collusion=COLLUDERS / SIZE,
+        # So rarely that in a million rounds none loses two.
+        dropout=1e-4,
+        mode=mode,
     )
-    return make_terms(
-        plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, mode=mode, attempt=1
-    )
+    return make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, attempt=1)
 
 
 def spoilt(terms: Terms, name: str) -> list[Any]:

@@ -78,7 +78,7 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
     assert (about.anchor, about.rounds, asking.describe().server) == (anchor, 4, SERVER.public)
     policy = Policy(
         participants=3,
-        colluders=0,
+        collusion=0.0,
         mu=1.0,
         clip=1.0,
         run=RUN,

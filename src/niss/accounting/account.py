@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from niss.accounting.assumed import committee_threshold, split_failure
 from niss.accounting.committed import Committed
 from niss.accounting.discretisation import (
     Promise,
@@ -27,7 +28,6 @@ from niss.accounting.discretisation import (
     run_grid_delta,
 )
 from niss.accounting.ledger import Charge, ChargeableLedger
-from niss.accounting.plans import committee_threshold, split_failure
 from niss.checks import require_one_of
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.methods import RELATIONS, client_sensitivity, marginal_mu

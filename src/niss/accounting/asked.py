@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
 from niss.errors import ConfigError
-from niss.settings import Count, OneOf, Positive, Probability, Share, Whole, settings
+from niss.settings import Count, OneOf, Positive, Probability, Share, settings
 
 if TYPE_CHECKING:
     from niss.accounting.planner import CarriedForecast, PlanForecast
@@ -24,7 +24,20 @@ if TYPE_CHECKING:
 Relation = Literal["zero-out", "replace-one"]
 Pattern = Literal["cyclic", "any"]
 Mode = Annotated[Literal["tolerate", "repair"], Doc("What happens to the noise of clients that drop out.")]
-Dropout = Annotated[Share, Doc("Probability with which each participant drops out of a round.")]
+Dropout = Annotated[
+    Share,
+    Doc(
+        "Probability with which each participant drops out of a round; where nobody is expected to, a repair is "
+        "planned for 5 %."
+    ),
+]
+Collusion = Annotated[
+    Share,
+    Doc(
+        "Share of a round's participants that tell the server all they know, fixed before the beacon; in a coalition "
+        "graph, of its largest group, and as many in each."
+    ),
+]
 
 # What a planner is asked of: within these ranges every question is answered, or refused in words, in seconds. Beyond
 # them squares and quotients leave the range of a double, or a run would be worked out round by round for hours.
@@ -39,7 +52,7 @@ _WITHIN_A_ROUND = {
     "tau2": "what a carried run promises depends on all of its rounds",
 }
 _ACROSS_ROUNDS = (
-    "clients", "pattern", "separation", "closing", "carried_to_residual", "declared_dropped", "goal",
+    "clients", "pattern", "separation", "closing", "carried_to_residual", "goal",
 )  # fmt: skip
 
 
@@ -164,18 +177,11 @@ class Horizon:
 
 @settings
 class Trust:
-    """Who may turn out to be dishonest, or not there."""
+    """Who may turn out to be dishonest, or not there: shares, whose counts in a round are for a planner to know."""
 
-    colluders: Annotated[
-        Whole,
-        Doc(
-            "Participants of a round that are assumed to tell the server all they know, fixed before the beacon; in a "
-            "coalition graph, in each group."
-        ),
-    ] = 0
-    revealed: Annotated[Whole, Doc("Most edges of one client that a repair may reveal.")] = 0
-    dropped: Annotated[Whole, Doc("Most clients that a repaired round may lose.")] = 0
-    committee: Annotated[Count | None, Doc("Members that repair a round; none: all its participants.")] = None
+    collusion: Collusion = 0.0
+    dropout: Dropout = 0.0
+    mode: Mode = "tolerate"
 
 
 @settings
@@ -187,8 +193,6 @@ class PlanQuestion:
     separation           rounds from one participation of a client to its next; None: as many as all clients fill
     closing              one more round without data, as in `Committed`
     carried_to_residual  w / r; None: the best
-    declared_dropped     most clients of a round that may be called dropped in a repair; None: more drop out in one
-                         round of a million; 0: carried shares are not repaired
     goal                 least noise on average over the rounds (`mean`) or in the last model (`final`)
     """
 
@@ -199,7 +203,7 @@ class PlanQuestion:
     delta: Annotated[Probability, Doc("Target over all participations.")] = 1e-5
     rounds: Annotated[_Rounds | None, Doc("Rounds of the whole training.")] = None
     participations: Annotated[_Rounds | None, Doc("Rounds one client takes part in; none: all.")] = None
-    collusion: Annotated[Share, Doc("Share of participants that collude with the server.")] = 0.0
+    collusion: Collusion = 0.0
     dropout: Dropout = 0.0
     mode: Mode = "tolerate"
     kappa: Annotated[
@@ -226,7 +230,6 @@ class PlanQuestion:
     separation: _Rounds | None = None
     closing: bool = False
     carried_to_residual: Annotated[float, Ge(0), Le(1e9)] | None = None
-    declared_dropped: Annotated[int, Ge(0), Le(1_000_000_000)] | None = None
     goal: Literal["mean", "final"] = "mean"
 
     def __post_init__(self) -> None:
@@ -280,7 +283,7 @@ class PlanQuestion:
         """The plan as `niss plan --json` prints it: the question, its answer and, for a model, the outlook."""
         from niss.accounting.judgement import judge_plan
 
-        names = ("carry", "rounds", "dropout", "clip", "relation")
+        names = ("carry", "rounds", "collusion", "dropout", "clip", "relation")
         values = {name: getattr(self, name) for name in names} | planned.to_json()
         if self.parameters is not None:
             values["outlook"] = judge_plan(self, planned, self.parameters).to_json()

@@ -89,9 +89,9 @@ class NoiseNeeded:
     graph that is drawn here, or, for large rounds, of the graph that is to be expected.
     """
 
-    def __init__(self, draft: Plan, participants: int, dropout: float, mode: str) -> None:
-        self._draft, self._size, self._dropout, self._mode = draft, participants, dropout, mode
-        assumed = draft.corruption
+    def __init__(self, draft: Plan, participants: int) -> None:
+        self._draft, self._size = draft, participants
+        self.assumed = assumed = draft.assumed(participants)
         complete = draft.graph == "complete"
         exact = complete or (few_sets(participants, assumed.removed) and participants <= _EXACT_LIMIT)
         self._bound: SpectralBound | None = None
@@ -110,7 +110,7 @@ class NoiseNeeded:
         """The aggregate noise over kappa."""
         needed = self._needed()
         return tuple(
-            noise_in_the_sum(kappa, needed(kappa), self._size, self._dropout, self._mode)
+            noise_in_the_sum(self._draft, self._size, kappa, needed(kappa))
             for kappa in np.geomspace(0.25, KAPPA_LIMIT, 53).tolist()
         )
 
@@ -124,12 +124,12 @@ class NoiseNeeded:
             residual = self._needed()(kappa)
             return residual / kappa, self.worst(kappa, residual / kappa)
         return calibrate_for(
-            self._graph, draft.corruption, unit_variance=kappa / draft.neighbours, target_variance=1.0
+            self._graph, self.assumed, unit_variance=kappa / draft.neighbours, target_variance=1.0
         )
 
     def worst(self, kappa: float, tau2: float) -> WorstCase:
         """The worst case at a given tau^2."""
-        removed, residual = self._draft.corruption.removed, tau2 * kappa
+        removed, residual = self.assumed.removed, tau2 * kappa
         if self._bound is not None:
             return self._bound.worst(
                 kappa / self._draft.neighbours, np.full(self._bound.kept.size, residual), np.ones(1)
@@ -139,7 +139,7 @@ class NoiseNeeded:
             return WorstCase(ratio, 0, tuple(range(self._size - removed, self._size)), True)
         return worst_case(
             self._graph,
-            self._draft.corruption,
+            self.assumed,
             unit_variance=kappa / self._draft.neighbours,
             residual_variance=residual,
             target_variance=1.0,
@@ -151,7 +151,7 @@ class NoiseNeeded:
         if bound is not None:
             return lambda kappa: bound.residual_for(kappa / draft.neighbours)
         if graph is None:
-            removed = draft.corruption.removed
+            removed = self.assumed.removed
 
             def shortfall(log_residual: float, kappa: float) -> float:
                 return math.log(_complete_variance(self._size, removed, kappa, math.exp(log_residual)))
@@ -159,7 +159,7 @@ class NoiseNeeded:
             lowest = -math.log(self._size) - 1.0
             return lambda kappa: math.exp(find_root(lambda log: shortfall(log, kappa), lowest, 1e-9))
         _, nominal = calibrate_for(
-            graph, draft.corruption, unit_variance=NOMINAL_KAPPA / draft.neighbours, target_variance=1.0
+            graph, self.assumed, unit_variance=NOMINAL_KAPPA / draft.neighbours, target_variance=1.0
         )
         return _residual_needed(graph, nominal, draft.neighbours)
 
@@ -176,9 +176,10 @@ def _complete_variance(size: int, removed: int, kappa: float, residual: float) -
     return 1.0 / (1.0 / (honest * residual) + apart)
 
 
-def noise_in_the_sum(kappa: float, residual: float, size: int, dropout: float, mode: str) -> TradeOff:
+def noise_in_the_sum(plan: Plan, size: int, kappa: float, residual: float) -> TradeOff:
     """In units of sigma_k^2, with a residual eta^2 in the same units."""
-    lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if mode == "tolerate" else 0.0
+    dropout = plan.dropout
+    lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if plan.mode == "tolerate" else 0.0
     return TradeOff(kappa, (1.0 - dropout) * size * residual, lost)
 
 
@@ -204,19 +205,17 @@ def _residual_needed(graph: ShareGraph, opponent: WorstCase, sent: float) -> Cal
 
 
 @lru_cache(maxsize=64)
-def cheapest_kappa(draft: Plan, participants: int, *, dropout: float = 0.0, mode: str = "tolerate") -> float:
+def cheapest_kappa(draft: Plan, participants: int) -> float:
     """The strength of shares that leaves least noise in the sum of a round of so many; 1 where tau^2 is given.
 
-    draft    its own kappa does not matter, nor do epsilon and clip: the trade-off is the same for all of them
-    dropout  share of the participants; `mode` is what happens to their noise
-
-    What a round promises does not rest on this choice: tau^2 is calibrated for the graph that is drawn.
+    The draft's own kappa does not matter, nor do epsilon and clip: the trade-off is the same for all of them. What a
+    round promises does not rest on this choice: tau^2 is calibrated for the graph that is drawn.
     """
     if draft.tau2 is not None or not draft.private:
         return 1.0
     graph = "complete" if draft.neighbours >= participants - 1 or draft.graph == "complete" else "regular"
     plain = replace(draft, graph=graph, groups=(), kappa=NOMINAL_KAPPA)
-    return cheapest(NoiseNeeded(plain, participants, dropout, mode).curve())
+    return cheapest(NoiseNeeded(plain, participants).curve())
 
 
 def cheapest(curve: tuple[TradeOff, ...]) -> float:
@@ -317,7 +316,7 @@ class CarriedSearch:
     Unless it is repaired, what dropped clients had carried stays in it for good: less is carried where many drop out.
 
     draft     the run with a residual of 1 in each sum and no other noise
-    mu        that is promised; `dropout` and whether it is `repaired` as asked
+    mu        that is promised; `dropout` and whether it is `repaired` as planned
     goal      least noise on average over the rounds (`mean`) or in the last model (`final`)
     """
 
@@ -328,16 +327,17 @@ class CarriedSearch:
     goal: str = "mean"
 
     @classmethod
-    def of(cls, plan: Plan, participants: int, *, repaired: bool, goal: str = "mean") -> CarriedSearch:
+    def of(cls, plan: Plan, participants: int, *, goal: str = "mean") -> CarriedSearch:
         """For rounds of that size under a plan that carries noise."""
         assert not isinstance(plan.epsilon, tuple)
+        assumed = plan.assumed(participants)
         noise = Noise(
             participants=participants,
             neighbours=participants - 1.0,
             unit=0.0,
             residual=1.0 / participants,
-            colluders=plan.colluders,
-            dropped=plan.dropped,
+            colluders=assumed.colluders,
+            dropped=assumed.dropped,
         )
         draft = Committed(
             noise=noise,
@@ -346,7 +346,8 @@ class CarriedSearch:
             pattern=plan.pattern,
             closing=plan.closing,
         )
-        return cls(draft, gdp_mu(plan.epsilon, plan.gaussian_delta), plan.dropout, repaired, goal)
+        mu = gdp_mu(plan.epsilon, plan.gaussian_delta)
+        return cls(draft, mu, plan.dropout, plan.mode == "repair", goal)
 
     @property
     def alone(self) -> float:
@@ -438,7 +439,7 @@ def committed_run(plan: Plan, participants: int) -> Committed:
     With tau^2 given there is that much fresh noise instead of what the promise needs, over the shares sent.
     """
     assert not isinstance(plan.tau2, tuple)
-    search = CarriedSearch.of(plan, participants, repaired=bool(plan.dropped))
+    search = CarriedSearch.of(plan, participants)
     run = safely_within(search.at(plan.kappa, plan.carried_to_residual), search.mu**2)
     if plan.tau2 is None:
         return run

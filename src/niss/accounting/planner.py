@@ -37,14 +37,7 @@ from niss.accounting.calibration import (
     total_noise,
 )
 from niss.accounting.committed import Committed, banded_noise, best_noise, independent_noise
-from niss.accounting.plans import (
-    GRID_SHARE,
-    Plan,
-    committee_size,
-    committee_threshold,
-    most_dropped,
-    split_failure,
-)
+from niss.accounting.plans import Plan
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.methods import client_sensitivity, enough_neighbours, marginal_mu, too_sparse
@@ -102,6 +95,7 @@ class PlanForecast:
         values = asdict(self)
         values["curve"] = [{**asdict(point), "total": point.total} for point in self.curve]
         values["worst"]["colluders"] = len(self.worst.colluders)
+        values["assumed"] = asdict(self.plan.assumed(self.participants))
         # With derived seeds nothing is sent; the other two are the paper's ways of sending shares.
         values["bytes_per_client"] = {
             "shares derived from key agreement": 0,
@@ -187,7 +181,7 @@ def forecast(
     >>> planned = forecast(participants=30, epsilon=3.0, collusion=0.2, kappa=4.0)
     >>> round(planned.aggregate_variance_ratio_to_central, 2)
     1.46
-    >>> planned.plan.colluders
+    >>> planned.plan.assumed(30).colluders
     6
     >>> planned = forecast(participants=100, clients=1000, rounds=100, collusion=0.2, carry=True)
     >>> planned.plan.noise.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
@@ -211,14 +205,14 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
     size, mode, dropout = question.participants, question.mode, question.dropout
     draft = _draft(question, mode)
     say("bounding what colluders can do")
-    needed = NoiseNeeded(draft, size, dropout, mode)
+    needed = NoiseNeeded(draft, size)
     curve = needed.curve() if question.tau2 is None else ()
     plan = replace(draft, kappa=question.kappa or (cheapest(curve) if curve else 1.0))
     say(f"calibrating at kappa = {plan.kappa:.3g}")
     if question.tau2 is None:
         tau2, worst = needed.calibrated(plan.kappa)
         if worst.alone:
-            raise too_sparse(size, plan.neighbours, plan.corruption)
+            raise too_sparse(size, plan.neighbours, needed.assumed)
     else:
         tau2, worst = question.tau2, needed.worst(plan.kappa, question.tau2)
     better: str = mode
@@ -229,7 +223,7 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
     whole = mu * math.sqrt(plan.participations)
     alone = float(marginal_mu(whole, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2))
     promised = whole / math.sqrt(worst.ratio) if worst.ratio > 0.0 else None
-    noise = noise_in_the_sum(plan.kappa, tau2 * plan.kappa, size, dropout, mode)
+    noise = noise_in_the_sum(plan, size, plan.kappa, tau2 * plan.kappa)
     local = (1.0 - dropout) * size
     return PlanForecast(
         plan=plan,
@@ -243,7 +237,7 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
         effective_variance_ratio=worst.ratio,
         aggregate_variance_ratio_to_central=noise.total,
         aggregate_variance_ratio_to_local=noise.total / local,
-        aggregate_variance_ratio_ideal=1.0 / (1.0 - plan.colluders / size),
+        aggregate_variance_ratio_ideal=1.0 / (1.0 - needed.assumed.colluders / size),
         dropout_part=noise.dropout,
         mode=mode,
         recommended_mode=better,
@@ -266,7 +260,7 @@ def _notes(
         yield f"No gain over DP-FedAvg: {binding} leaves as much noise."
     if modes[0] != modes[1]:
         yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
-    if not worst.exact and plan.corruption.removed:
+    if not worst.exact and plan.assumed(participants).removed:
         yield "What colluders can do is bounded by a proof that covers every placement, not searched for."
     if plan.graph != "complete" and not is_drawn(participants, plan.neighbours):
         yield (
@@ -274,31 +268,30 @@ def _notes(
             "examined when it is drawn."
         )
     if plan.failure:
-        where = "neighbours or members of a committee" if plan.committee else "neighbours"
+        drawn = 0 < plan.assumed(participants).committee < participants
+        where = "neighbours or members of a committee" if drawn else "neighbours"
         yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
 
 
 def _draft(question: PlanQuestion, mode: Mode) -> Plan:
-    """The plan but for kappa: its graph, and what a repair may reveal."""
+    """The plan but for kappa, with the graph that what may be revealed needs."""
     size = question.participants
 
     def with_neighbours(sent: float) -> Plan:
-        plan = Plan(
+        return Plan(
             clip=question.clip,
             epsilon=question.epsilon,
             delta=question.delta,
             relation=question.relation,
             participations=question.participations or question.rounds or 1,
-            colluders=_colluders(question),
+            collusion=question.collusion,
+            dropout=question.dropout,
+            mode=mode,
             tau2=question.tau2,
             neighbours=sent,
             graph="complete" if sent >= size - 1 else "regular",
             kappa=NOMINAL_KAPPA,
         )
-        if mode == "repair":
-            plan = _repaired(plan, size, question.dropout)
-        _require_room(plan, size)
-        return plan
 
     if question.neighbours is not None:
         if question.neighbours > size - 1:
@@ -312,57 +305,22 @@ def _draft(question: PlanQuestion, mode: Mode) -> Plan:
     sent = min(size - 1, max(30, math.ceil(4.0 * math.log2(size))))
     while sent < size - 1:
         plan = with_neighbours(float(sent))
-        needed = enough_neighbours(size, plan.corruption, sent)
+        needed = enough_neighbours(size, plan.assumed(size), sent)
         if needed == sent:
             return plan
         sent = needed
     return with_neighbours(float(size - 1))
 
 
-def _colluders(question: PlanQuestion) -> int:
-    return math.ceil(question.collusion * question.participants - 1e-9)
-
-
-def _repaired(plan: Plan, participants: int, dropout: float) -> Plan:
-    """The plan with a committee, and with what a repair may reveal."""
-    # The failure that is left for a committee does not depend on its size.
-    _, failure = split_failure(replace(plan, committee=participants).failure, drawn=True)
-    size = committee_size(participants, plan.colluders, failure, dropout)
-    needed = committee_threshold(participants, size or participants, plan.colluders, failure)
-    # Where more drop out than a committee of everyone can lose, nothing is repaired, and nothing revealed.
-    most = participants - needed
-    if size is None and dropout * participants > most:
-        raise PrivacyError(
-            f"infeasible: a repair needs {needed} of {participants} participants, but {dropout:.0%} drop out",
-            hint="mode = 'tolerate', a lower dropout rate, or fewer colluders to be assumed",
-        )
-    near = min(math.ceil(2 * plan.neighbours), participants - 1)
-    dropped = min(most_dropped(participants, dropout, plan.delta), most)
-    revealed = min(most_dropped(near, dropout, plan.delta / participants), dropped)
-    return replace(plan, committee=size, dropped=dropped, revealed=revealed)
-
-
 def _better_mode(question: PlanQuestion, total: float) -> str:
     """The mode that leaves less noise in the sum, each with its own cheapest kappa."""
     other: Mode = "repair" if question.mode == "tolerate" else "tolerate"
     try:
-        noise = NoiseNeeded(_draft(question, other), question.participants, question.dropout, other)
+        noise = NoiseNeeded(_draft(question, other), question.participants)
         least = min(noise.curve(), key=total_noise).total
     except PrivacyError:
         return question.mode
     return other if least < total else question.mode
-
-
-def _require_room(plan: Plan, participants: int) -> None:
-    known = plan.corruption.removed
-    if known > participants - 2:
-        parts = f"{plan.colluders} colluders"
-        if plan.revealed:
-            parts += f" and {plan.dropped} dropped clients with revealed edges"
-        raise PrivacyError(
-            f"infeasible: {parts} of {participants} participants leave nobody to share noise with",
-            hint="the collusion (or, in repair, the dropout rate) binds: lower it, or let more clients take part",
-        )
 
 
 def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
@@ -372,9 +330,6 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
     assert question.rounds is not None
     # What is no target is refused in the caller's own numbers.
     gdp_mu(question.epsilon, question.delta)
-    dropped = question.declared_dropped
-    if dropped is None:
-        dropped = most_dropped(size, dropout, (1.0 - GRID_SHARE) * question.delta) if repaired else 0
     # Who stays out for longer than the run takes part once, as it does where it stays out for all of it.
     apart = _separation(size, question.clients, question.separation, question.pattern)
     apart = min(apart, max(question.rounds, 2))
@@ -388,11 +343,11 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
         separation=apart,
         pattern=question.pattern,
         closing=question.closing,
-        colluders=_colluders(question),
-        dropped=dropped,
+        collusion=question.collusion,
         dropout=dropout,
+        mode=question.mode,
     )
-    search = CarriedSearch.of(plan, size, repaired=repaired, goal=question.goal)
+    search = CarriedSearch.of(plan, size, goal=question.goal)
     ratio = question.carried_to_residual
     chosen = search.at(question.kappa, ratio) if question.kappa else search.cheapest(ratio, say)
     run = safely_within(chosen, search.mu**2)

@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import InstanceOf
 from typing_extensions import Doc
 
-from niss.accounting.asked import Dropout, Horizon, Sharing, Target, Trust, method_names
+from niss.accounting.asked import Horizon, Sharing, Target, Trust, method_names
+from niss.accounting.assumed import Assumed, assumed_in
 from niss.accounting.calibration import committed_run
 from niss.accounting.committed import Committed
 from niss.errors import ConfigError
@@ -29,8 +30,7 @@ from niss.mechanism.shares import Edges, SomeEdges
 from niss.methods import METHODS, CarriedEdges, Method, client_sensitivity, distortion_named, of_participants
 from niss.methods.base import Needs, require_needs
 from niss.settings import NotNegative, OneOf, Positive, settings
-from niss.views import EXACT_LIMIT, Corruption, WorstCase, colluding_neighbours, effective_variance
-from niss.views.numerics import binomial_quantile
+from niss.views import EXACT_LIMIT, WorstCase, effective_variance
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -38,10 +38,6 @@ IntArray = NDArray[np.int64]
 
 # The parts of delta that pay for bounds on colluders among neighbours and in committees, and for noise on a grid.
 FAILURE_SHARE = 0.1
-# What committees take of the first, where they are drawn from larger rounds.
-COMMITTEE_SHARE = 0.5
-# A committee has at least so many members, or everyone: one that fell out of use for two dropouts would help nobody.
-_LEAST_COMMITTEE = 10
 GRID_SHARE = 0.02
 # What the claim for a record is proved for, and what has no meaning elsewhere.
 _RECORD: Needs = {
@@ -86,7 +82,6 @@ class Plan(Trust, Horizon, Sharing, Target):
     closing: Annotated[bool, Doc("One more round, without data, takes out what the last one carried.")] = (
         False
     )
-    dropout: Dropout = 0.0
 
     def __post_init__(self) -> None:
         record = self.unit == "record"
@@ -156,24 +151,18 @@ class Plan(Trust, Horizon, Sharing, Target):
         part of delta pays for the graphs on which one fails. Where everyone is neighbour and member, or where the
         colluders may sit in one group, nothing can fail; nor can it where no noise is shared.
         """
-        everywhere = self._everyone_near and self.committee is None
-        if everywhere or not self.kind.shares_noise or not self.colluders:
+        if self.everyone_near or not self.kind.shares_noise or not self.collusion:
             return 0.0
         return FAILURE_SHARE * self.delta / self.graphs
 
     @property
-    def _everyone_near(self) -> bool:
+    def everyone_near(self) -> bool:
+        """Whether everyone shares with everyone, or at least may with all who could collude."""
         return self.graph in ("complete", "coalition")
 
-    @cached_property
-    def corruption(self) -> Corruption:
-        """What is assumed of the other participants."""
-        failure = 0.0
-        if not self._everyone_near:
-            failure, _ = split_failure(self.failure, drawn=self.committee is not None)
-        return Corruption(
-            colluders=self.colluders, revealed=self.revealed, dropped=self.dropped, failure=failure
-        )
+    def assumed(self, participants: int) -> Assumed:
+        """What is assumed of the participants of a round of that size, and who repairs it."""
+        return assumed_in(self, participants)
 
     @property
     def failing_delta(self) -> float:
@@ -415,9 +404,8 @@ class RoundPlan:
         residual = self.tau2 * self.unit_variance * regular.in_weight
         fair = effective_variance(regular, unit_variance=self.unit_variance, residual_variance=residual)
         # Nobody colludes on either side of the comparison: what is measured is the graph.
-        trusting = replace(
-            self, plan=replace(self.plan, colluders=0, revealed=0), opponent=None
-        ).joint_variance
+        honest = replace(self.plan, collusion=0.0, mode="tolerate")
+        trusting = replace(self, plan=honest, opponent=None).joint_variance
         kept = None
         if trusting is not None and fair.min() > 0.0:
             kept = float(trusting.min() / fair.min())
@@ -437,42 +425,3 @@ class RoundPlan:
     def marginal_mu(self) -> FloatArray:
         """mu of the marginal view; infinite where an upload carries no noise."""
         return self.plan.kind.marginal_mu(self)
-
-
-def most_dropped(count: int, dropout: float, delta: float) -> int:
-    """The most of `count` clients that drop out, but for one round in a million; beyond it a repair is refused."""
-    return binomial_quantile(min(1e-6, delta), count, dropout) if dropout else 0
-
-
-def split_failure(failure: float, *, drawn: bool) -> tuple[float, float]:
-    """What bounds on the neighbours, and what the bound on a committee, may fail with on one graph.
-
-    `drawn`: a committee is drawn from a larger round; else nothing about it can fail.
-    """
-    part = COMMITTEE_SHARE * failure if drawn else 0.0
-    return failure - part, part
-
-
-def committee_threshold(participants: int, committee: int, colluders: int, failure: float) -> int:
-    """The fewest members that must answer: `t = floor((n + c) / 2) + 1`, if at most c of n members collude.
-
-    Of two survivor sets that each gather t members, `2 t - n > c` members answer both: one of them is honest, and an
-    honest one answers for one set. c is exceeded with at most the probability `failure` (hypergeometric; 0: all
-    colluders may be members). Where the threshold is larger than the committee, it cannot be that safe.
-    """
-    feared = min(committee, colluders)
-    if committee < participants:
-        feared = colluding_neighbours(participants, committee, colluders, failure)
-    return (committee + feared) // 2 + 1
-
-
-def committee_size(participants: int, colluders: int, failure: float, dropout: float) -> int | None:
-    """The smallest committee that repairs all but one round in a million at this dropout rate; None: everyone, or none.
-
-    failure   with which more members may collude than its threshold allows for, on one graph
-    """
-    for size in range(min(_LEAST_COMMITTEE, participants), participants):
-        threshold = committee_threshold(participants, size, colluders, failure)
-        if most_dropped(size, dropout, 1.0) <= size - threshold:
-            return size
-    return None

@@ -93,7 +93,7 @@ class Statement:
     epsilon_marginal: float | None
     budget_epsilon: float | None
     heuristic: bool
-    colluders: int
+    collusion: float
     adversary: str
     words: str
     paper: str
@@ -177,7 +177,7 @@ def make_statement(
         epsilon_marginal=marginal,
         budget_epsilon=budget,
         heuristic=plan.heuristic,
-        colluders=plan.colluders if plan.kind.uses("colluders") else 0,
+        collusion=plan.collusion if plan.kind.uses("collusion") else 0.0,
         adversary=adversary,
         words=_words(plan, most, delta, joint, marginal, adversary),
         paper=_paper(plan, marginal),
@@ -248,7 +248,8 @@ def assess(
     )
     worst = _worst([client.epsilon_joint for client in clients])
     worst_marginal = _worst([client.epsilon_marginal for client in clients])
-    adversary = server_adversary(len(set(colluders)), revealed=len(set(revealed)))
+    share = len(set(colluders)) / graph.size
+    adversary = server_adversary(share, revealed=len(set(revealed)))
     words = f"No guarantee against {adversary}: the noises of some honest clients cancel exactly in its sum."
     if worst is not None:
         words = (
@@ -266,7 +267,7 @@ def assess(
         epsilon_marginal=worst_marginal,
         budget_epsilon=None,
         heuristic=False,
-        colluders=len(set(colluders)),
+        collusion=share,
         adversary=adversary,
         words=words,
         paper=f"One upload alone, which is what the paper counts: {number}. It does not hold against this adversary.",

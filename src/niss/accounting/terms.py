@@ -25,14 +25,14 @@ from niss.accounting.discretisation import (
     require_wide_noise,
     run_cost,
 )
-from niss.accounting.plans import Plan, committee_threshold, split_failure
-from niss.checks import BOOKS, require_one_of
+from niss.accounting.plans import Plan
+from niss.checks import BOOKS
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.mechanism.grid import MAX_BITS, Grid
 from niss.mechanism.noise import Noise
 from niss.protocol.agreement import Agreed, agree, commitment_of, participants_hash, terms_hash
-from niss.protocol.messages import MODES, Beacon, Participant, PreviousRound, RoundCohorts, RoundOpen, Terms
+from niss.protocol.messages import Beacon, Participant, PreviousRound, RoundCohorts, RoundOpen, Terms
 from niss.protocol.schedule import Schedule
 from niss.views import calibrate_for
 
@@ -51,27 +51,26 @@ _FIRST = np.zeros(1, dtype=np.int64)
 _ATTEMPT_MARGIN, _ATTEMPT_MOST = 1.1, 10.0
 
 
-def plan_noise(plan: Plan, participants: int, mode: str) -> Noise:
+def plan_noise(plan: Plan, participants: int) -> Noise:
     """All noise in an upload of a round of so many with equal weights, variances those of an entry, and who repairs it.
 
     It is what a plan commits to before any graph is drawn, in a run that carries noise and in any other. Raises
-    ConfigError for a plan that the protocol cannot run.
+    ConfigError for a plan that the protocol cannot run, and PrivacyError where too few would be left in such a round.
     """
     if not plan.kind.has_protocol or plan.unit != "client" or isinstance(plan.epsilon, tuple):
         raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
-    require_one_of(mode, MODES, field="mode")
-    repairing, moved = mode == "repair", plan.sensitivity(1.0 / participants, 1.0)
-    committee, threshold = committee_of(plan, participants) if repairing else (0, 0)
+    assumed, moved = plan.assumed(participants), plan.sensitivity(1.0 / participants, 1.0)
+    repairing = plan.mode == "repair"
     if plan.kind.carries:
         run, square = plan.committed(participants), float(moved) ** 2
-        noise, revealed = replace(run.noise.scaled(square), colluders=0), plan.dropped
+        noise = replace(run.noise.scaled(square), colluders=0)
         mask = run.noise.spatial / (2.0 * plan.kappa)
         if repairing and run.private:
             mask = run.needed_self_mask * (1.0 + BOOKS)
         mask *= square
     else:
         own = float((moved / plan.round_mu(_FIRST))[0]) ** 2
-        unit, revealed = plan.kappa * own / plan.neighbours, plan.revealed
+        unit = plan.kappa * own / plan.neighbours
         residual = _residual(plan, participants, unit, own)
         noise = Noise(
             participants=participants, neighbours=float(plan.neighbours), unit=unit, residual=residual
@@ -79,8 +78,8 @@ def plan_noise(plan: Plan, participants: int, mode: str) -> Noise:
         mask = max(own * (1.0 + BOOKS) - residual, 0.0)
     if not repairing:
         return noise
-    repair = {"revealed": revealed, "dropped": plan.dropped, "committee": committee, "threshold": threshold}
-    return replace(noise, self_mask=mask, **repair)
+    counts = {name: getattr(assumed, name) for name in ("revealed", "dropped", "committee", "threshold")}
+    return replace(noise, self_mask=mask, **counts)
 
 
 def make_terms(
@@ -91,7 +90,6 @@ def make_terms(
     run: bytes,
     number: int,
     attempt: int = 0,
-    mode: str = "tolerate",
     grid_bits: int | None = None,
     modulus_bits: int = 64,
 ) -> Terms:
@@ -105,7 +103,6 @@ def make_terms(
     participants  how many take part
     coordinates   entries of an update
     run, number   whose round this is, and which
-    mode          what happens after dropouts: `tolerate` or `repair`
     grid_bits     grid steps of 2^-grid_bits; None chooses
     modulus_bits  uploads are summed modulo 2^modulus_bits
 
@@ -117,7 +114,7 @@ def make_terms(
             field="plan",
             hint="make_schedule",
         )
-    noise = plan_noise(plan, participants, mode)
+    noise = plan_noise(plan, participants)
     terms = Terms.of_noise(
         noise,
         run=run,
@@ -136,20 +133,6 @@ def make_terms(
 
     bits = _grid(plan, noise, coordinates, grid_bits, cost, promise, noise.residual)
     return replace(terms, grid_bits=bits)
-
-
-def committee_of(plan: Plan, participants: int) -> tuple[int, int]:
-    """Size and threshold of the committee; raises `ConfigError` where too many of its members may collude."""
-    size = min(plan.committee or participants, participants)
-    _, failure = split_failure(plan.failure, drawn=plan.committee is not None)
-    threshold = max(2, committee_threshold(participants, size, plan.colluders, failure))
-    if threshold > size:
-        raise ConfigError(
-            f"all {size} members of the committee that repairs a round may collude",
-            field="plan.committee",
-            hint="a larger committee, or fewer colluders to be assumed",
-        )
-    return size, threshold
 
 
 def _grid(
@@ -213,9 +196,8 @@ def _residual(plan: Plan, participants: int, unit: float, own: float) -> float:
             ShareGraph.regular(participants, degree=plan.neighbours, beacon=beacon) for beacon in beacons
         ]
         margin = _MARGIN
-    needed = [
-        calibrate_for(graph, plan.corruption, unit_variance=unit, target_variance=own)[0] for graph in graphs
-    ]
+    assumed = plan.assumed(participants)
+    needed = [calibrate_for(graph, assumed, unit_variance=unit, target_variance=own)[0] for graph in graphs]
     return margin * max(needed) * unit * plan.neighbours
 
 
@@ -258,7 +240,7 @@ def propose_round(
         commitment = participants_hash(participants) + terms_hash(drawn)
         opened = RoundOpen(drawn, participants, release(attempt, commitment))
         try:
-            mu = assess(agree(opened), plan.colluders)
+            mu = assess(agree(opened), plan.assumed(len(participants)).colluders)
         except RemoteProtocolError as error:
             # A graph on which clients would refuse the round altogether is given up like one that costs too much.
             refusal = error
@@ -286,14 +268,12 @@ def make_schedule(
     *,
     participants: int,
     coordinates: int,
-    mode: str = "tolerate",
     grid_bits: int | None = None,
     modulus_bits: int = 64,
 ) -> Schedule:
     """What a run of this plan commits to, with rounds of that many participants of equal weight.
 
     coordinates   entries of an update
-    mode          what happens after dropouts: `tolerate` or `repair`
     grid_bits     grid steps of 2^-grid_bits; None chooses, as in `make_terms`
     modulus_bits  uploads are summed modulo 2^modulus_bits
 
@@ -301,17 +281,13 @@ def make_schedule(
     """
     if not (plan.kind.carries and plan.kind.has_protocol):
         raise ConfigError("a schedule is made for a method that carries noise over", field="plan")
-    if mode == "tolerate" and (plan.dropped or plan.revealed):
-        raise ConfigError(
-            "the plan pays for repairs, but nothing is repaired", field="plan", hint="mode 'repair'"
-        )
     if plan.separation < 2:
         raise ConfigError(
             "clients that return at once gain nothing from noise that is carried over",
             field="separation",
             hint="more clients, fewer in a round, or method 'niss'",
         )
-    noise = plan_noise(plan, participants, mode)
+    noise = plan_noise(plan, participants)
     schedule = Schedule(
         rounds=plan.planned_rounds + plan.closing,
         separation=plan.separation,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from math import isfinite
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Lt
@@ -273,26 +273,30 @@ class CarriedExperiment(Experiment):
     @cached_property
     def plans(self) -> dict[str, Committed]:
         """Three plans for the same promise: nothing assumed, colluders, and clients that are called dropped."""
-        from niss.accounting import forecast
+        from niss.accounting import Plan
+        from niss.accounting.calibration import CarriedSearch, safely_within
 
         target = self.setting().plan
         epsilon = target.epsilon if isinstance(target.epsilon, float) else min(target.epsilon)
-        share = self.colluders / self.clients
-        assumed = {"plain": (0.0, 0), "colluders": (share, 0), "dropped": (0.0, self.dropped)}
-        return {
-            name: forecast(
-                carry=True,
-                participants=self.clients,
-                clients=self.clients * self.separation,
-                rounds=self.rounds,
-                epsilon=epsilon,
-                delta=target.delta,
-                kappa=self.kappa,
-                collusion=collusion,
-                declared_dropped=dropped,
-            ).plan
-            for name, (collusion, dropped) in assumed.items()
+        plan = Plan(
+            method="niss-carried",
+            graph="complete",
+            epsilon=epsilon,
+            delta=target.delta,
+            participations=ceil(self.rounds / self.separation),
+            horizon=self.rounds,
+            separation=self.separation,
+        )
+        search = CarriedSearch.of(plan, self.clients)
+        assumed = {
+            "plain": search.draft.noise,
+            "colluders": replace(search.draft.noise, colluders=self.colluders),
+            "dropped": replace(search.draft.noise, dropped=self.dropped),
         }
+        searches = {
+            name: replace(search, draft=replace(search.draft, noise=noise)) for name, noise in assumed.items()
+        }
+        return {name: safely_within(one.at(self.kappa, None), search.mu**2) for name, one in searches.items()}
 
     def attack(self, findings: Findings, progress: Progress) -> None:
         """Play runs by the thousand for the statistics, then compute what each server gets."""

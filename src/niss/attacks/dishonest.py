@@ -51,13 +51,12 @@ class DishonestExperiment(experiment.ReadingExperiment):
         plan = self.setting().plan
         return [attacks.rounds.clip_update(update, plan) for update in federation.updates]
 
-    def server(self, mode: str, coordinates: int) -> LyingServer:
+    def server(self, coordinates: int) -> LyingServer:
         """One that talks to real nodes, whose keys and noise follow from the seed."""
         return attacks.lying.LyingServer(
             self.setting().plan,
             self.clients,
             coordinates=coordinates,
-            mode=mode,
             stream=self.stream("parties"),
         )
 
@@ -241,7 +240,7 @@ class RerunExperiment(RepeatedExperiment):
     ) -> Iterator[tuple[int, FloatArray, Row]]:
         """The difference of two answers of the victim, restored each time."""
         plan, truth = self.setting().plan, self.clipped(federation)[VICTIM]
-        server = self.server("tolerate", truth.size)
+        server = self.server(truth.size)
         before = server.backup(VICTIM)
         dead = federation.train(federation.pictures, 0.0 * federation.function.weights, self.stream("dead"))
         dead = attacks.rounds.clip_update(dead, plan)
@@ -314,13 +313,13 @@ class FakeDropoutExperiment(DishonestExperiment):
     clients: Annotated[int, Ge(6), experiment.CLIENTS] = 24
 
     def setting(self) -> RoundSetting:
-        """Edges may be revealed to repair one dropout."""
-        return super().setting().with_plan(revealed=1, dropped=1)
+        """Edges may be revealed to repair dropouts."""
+        return super().setting().with_plan(mode="repair")
 
     def attack(self, findings: Findings, progress: Progress) -> None:
         """Gather the uploads of one round, then try each claim on the clients as they were after it."""
         updates = self.clipped(self.train(findings))
-        server, uploads = self.server("repair", updates[0].size), []
+        server, uploads = self.server(updates[0].size), []
         for seat, update in enumerate(updates):
             uploads.append(server.upload(seat, update))
             progress("uploads", seat + 1, self.clients, "")

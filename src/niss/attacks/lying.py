@@ -44,19 +44,18 @@ class LyingServer:
     plan          what is proposed to the nodes
     size          how many there are
     coordinates   length of their updates
-    mode          what happens to dropouts: `tolerate` or `repair`
     stream        where all keys and all noise come from
 
     agreed        the round as everyone derives it from what the server opened
     uploads       what arrived last from each seat
     """
 
-    def __init__(self, plan: Plan, size: int, *, coordinates: int, mode: str, stream: SimStream) -> None:
+    def __init__(self, plan: Plan, size: int, *, coordinates: int, stream: SimStream) -> None:
         entropy = stream.generator().bytes
         self.plan, self.size, self._coordinates = plan, size, coordinates
         self._identity = Identity.generate(entropy)
         # 64 bits: a single upload, whose shares do not cancel, must not wrap around either.
-        setup = Setup(plan=plan, rounds=1, participants=size, mode=mode, modulus_bits=64)
+        setup = Setup(plan=plan, rounds=1, participants=size, modulus_bits=64)
         session, self._parties = together(setup, entropy, self._identity)
         session.begin(0, range(size), coordinates=coordinates)
         drive(session, self._parties.with_updates(_no_update, coordinates), until=Stage.ROUND)

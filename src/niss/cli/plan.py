@@ -84,7 +84,7 @@ def _print_plan(planned: PlanForecast) -> None:
     from niss.claims import rounded_up
 
     plan, epsilon, size = planned.plan, planned.epsilon_joint, planned.participants
-    colluders, often = plan.colluders, _often(plan.participations)
+    colluders, often = plan.assumed(size).colluders, _often(plan.participations)
     promise = "no guarantee" if epsilon is None else f"epsilon {rounded_up(epsilon)}"
     against = f" and {colluders} static colluders of {size}" if colluders else "; no client colludes"
     origin = "as given" if plan.tau2 is not None else "calibrated anew for each round's graph"

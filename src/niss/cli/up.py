@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DONE = "finished:completed"
 _RUN = "run.json"
-_MORE_NODES = "use more nodes, or assume fewer colluders: --set colluders=0"
+_MORE_NODES = "use more nodes, or assume fewer colluders: --set collusion=0"
 # So few clients that the noise is a match for the updates: with half of the app's clip they learn faster.
 _FOR_FEW_NODES = {"clip": 1.0}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -2,15 +2,14 @@
 
 **Settings**, read from `[tool.flwr.app.config]` by `NissStrategy.from_run_config`:
 
-    plan      epsilon, delta, clip, kappa, neighbours, colluders, relation, dropped, revealed, shares, as in `Plan`;
-              its participations from `rounds`, or `num-server-rounds` as Flower's templates call it;
-              with `carry` also separation, pattern, dropout and closing
-    strategy  mode, carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
+    plan      epsilon, delta, clip, kappa, neighbours, relation, collusion, dropout, mode, as in `Plan`; its
+              participations from `rounds`, or `num-server-rounds` as Flower's templates call it; with `carry` also
+              separation, pattern and closing
+    strategy  carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
               clip-quantile, first-clip, weight-cap
 
-A setting that is left out, or empty text, keeps its default. In mode `repair` one client may drop out of a round, and
-one edge be revealed, unless the settings say otherwise. Flower hands the run configuration to the nodes too, but they
-take no limit from it: it is the server's side that writes it.
+A setting that is left out, or empty text, keeps its default. Flower hands the run configuration to the nodes too, but
+they take no limit from it: it is the server's side that writes it.
 
 **The wrapped strategy** samples, configures and aggregates. It must need no more than the mean of the updates, leave
 `start` to `NissStrategy`, and make do with the metrics that clients let out.
@@ -28,6 +27,7 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from niss.accounting import Plan, outlook
+from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import USE_THE_MOD, fewest_nodes
 from niss.methods import METHODS
@@ -54,10 +54,9 @@ def _switch(value: Any) -> bool:
 
 
 _ROUNDS = ("rounds", "num-server-rounds")
-_PLAN = ("epsilon", "delta", "clip", "kappa", "neighbours", "colluders", "dropped", "revealed", "relation")
-_CARRIED = ("separation", "pattern", "dropout", "closing")
+_PLAN = ("epsilon", "delta", "clip", "kappa", "neighbours", "relation", "collusion", "dropout", "mode")
+_CARRIED = ("separation", "pattern", "closing")
 _STRATEGY: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "mode": ("mode", str),
     "carry": ("carry", _switch),
     "participants": ("participants", int),
     "tracker": ("tracker", str),
@@ -101,8 +100,6 @@ def plan_of(settings: Mapping[str, Any]) -> Plan:
     names = _PLAN + (_CARRIED if carry else ())
     values = {name: given[name] for name in names if name in given}
     values["participations"] = _read(_ROUNDS[0], given[_ROUNDS[0]], int)
-    if given.get("mode") == "repair":
-        values = {"dropped": 1, "revealed": 1} | values
     return Plan(**values)
 
 
@@ -196,12 +193,12 @@ def for_nodes(plan: Plan, participants: int | None, nodes: int) -> Plan:
         raise ConfigError(
             f"rounds of {participants}, but the plan is for {size}", field="participants", hint="leave it out"
         )
-    if size < max(2, plan.colluders + 2):
+    if size < (least := fewest_participants(plan)):
         raise ConfigError(
-            f"{nodes} nodes that take part in one round of {plan.separation} make rounds of {size}, too few against "
-            f"{plan.colluders} colluders",
+            f"{nodes} nodes that take part in one round of {plan.separation} make rounds of {size}, too few: the plan "
+            f"needs {least}",
             field="participants",
-            hint="have more nodes, or plan a smaller separation or fewer colluders",
+            hint="have more nodes, or plan a smaller separation, fewer colluders or fewer dropouts",
         )
     return replace(plan, participants=size)
 

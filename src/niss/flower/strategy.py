@@ -30,6 +30,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from niss.accounting import Plan, Statement
+from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.given import (
@@ -69,7 +70,7 @@ from niss.runs import RoundRecord
 from niss.session.books import RunState
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
 from niss.session.ports import Coordinator, Relay, Reply, Request, Stage
-from niss.session.proposal import Setup, check_mode, read_proposal, require_proposable
+from niss.session.proposal import Setup, read_proposal, require_proposable
 from niss.session.server import Session, drive
 from niss.tracker.coordinator import Tracked
 
@@ -89,9 +90,8 @@ class NissStrategy(Strategy):
     """Wraps a strategy that averages; use it in its place.
 
     strategy       the wrapped one; those that need more than the mean of the updates are refused
-    plan           what the clients are promised
-    mode           what happens when clients drop out: `tolerate` leaves their noise in the sum, `repair` takes it out
-                   at the cost of two more messages a round
+    plan           what the clients are promised, and what happens when clients drop out: mode `tolerate` leaves their
+                   noise in the sum, `repair` takes it out at the cost of two more messages a round
     carry          carry noise from each round to the next, which takes it out again: for rounds with a part of the
                    nodes, less stays in the model. They take turns, `plan.separation` rounds apart, in rounds of one
                    size: `plan.participants`, or as many as there are nodes for when the run begins. Who takes part is
@@ -122,7 +122,6 @@ class NissStrategy(Strategy):
         strategy: Strategy,
         *,
         plan: Plan,
-        mode: str = "tolerate",
         carry: bool = False,
         participants: int | None = None,
         tracker: str | None = None,
@@ -141,14 +140,13 @@ class NissStrategy(Strategy):
         require_wrappable(strategy)
         plan = carrying(plan) if carry else plan
         require_proposable(plan)
-        check_mode(plan, mode)
         self._adaptive = adaptive_clip(plan, quantile, first_clip)
         self._weight = weight_of(strategy)
         inside = with_own(plan, metrics, self._adaptive, self._weight, weight_cap)
         self._metrics = NoisyMetrics(inside, metric_part)
         check_settings(self._weight, self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
-        self.inner, self._mode = strategy, mode
+        self.inner = strategy
         self._folder = None if resume is None else ServerFolder(Path(resume))
         self._own_key = key is not None
         self._identity = server_identity(key, self._folder)
@@ -162,7 +160,11 @@ class NissStrategy(Strategy):
             else min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS)
         )
         self._nodes = self._coordinates = 0
-        self._participants = max(2, plan.colluders + 2) if participants is None else participants
+        self._participants = fewest_participants(self._given) if participants is None else participants
+        if not plan.kind.carries or participants is not None:
+            self._given.assumed(
+                self._participants
+            )  # Refused now where they are too few, and not when they train.
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
         self._report = None if report is None else Path(report)
         if self._report is not None and not self._report.parent.is_dir():
@@ -176,7 +178,7 @@ class NissStrategy(Strategy):
 
     @classmethod
     def from_run_config(cls, context: Context, strategy: Strategy, **options: Any) -> Self:
-        """Around a strategy, with plan, mode, tracker, key and the rest from `[tool.flwr.app.config]`.
+        """Around a strategy, with plan, tracker, key and the rest from `[tool.flwr.app.config]`.
 
         The names are those of `niss.flower.given`; `options` are arguments as above, and go before them.
         """
@@ -423,8 +425,8 @@ class NissStrategy(Strategy):
         plan = self.plan
         said = [
             f"target: epsilon {plan.epsilon}, delta {plan.delta:g}, {plan.relation}",
-            f"{plan.participations} rounds, clip {plan.clip:g}, {plan.colluders} colluders",
-            f"dropouts: {self._mode}",
+            f"{plan.participations} rounds, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
+            f"dropouts: {plan.mode}",
         ]
         if plan.kind.carries:
             said.append(
@@ -450,7 +452,6 @@ class NissStrategy(Strategy):
             self._participants = self.plan.participants or 0
         setup = Setup(
             plan=self.plan,
-            mode=self._mode,
             rounds=self._rounds,
             participants=self._participants,
             coalition=self._coalition,

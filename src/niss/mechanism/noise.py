@@ -81,6 +81,11 @@ class Noise:
         return self.colluders + self.dropped
 
 
+def colluders_among(share: float, participants: int) -> int:
+    """How many that share of them is, rounded up; what rounding adds to a share like 6 / 30 does not count."""
+    return math.ceil(share * participants - 1e-9)
+
+
 FloatArray = NDArray[np.float64]
 
 

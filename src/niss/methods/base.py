@@ -216,7 +216,7 @@ class Method(ABC):
         return {one.name: getattr(self, one.name) for one in fields(self)} if is_dataclass(self) else {}
 
     def uses(self, setting: str) -> bool:
-        """Whether that setting (`kappa`, `tau2`, `colluders`, ...) means anything to this method."""
+        """Whether that setting (`kappa`, `tau2`, `collusion`, ...) means anything to this method."""
         return setting in self.settings or setting in self.own
 
     def require(self, given: Mapping[str, Any]) -> None:
@@ -377,13 +377,13 @@ def of_participants(values: float | tuple[float, ...], participants: IntArray, f
     return [values[client] for client in participants]
 
 
-def server_adversary(colluders: int, *, revealed: int = 0) -> str:
-    """The server of the joint view, in words."""
+def server_adversary(collusion: float, *, revealed: int = 0) -> str:
+    """The server of the joint view and the share of a round's participants that help it, in words."""
     server = "a server that sees every upload, knows the share graph and may know all other clients' data"
-    if colluders == 0:
-        helpers = "no client colludes with it"
-    else:
-        helpers = f"up to {colluders} participants of a round, fixed before its graph was drawn, tell it all they know"
+    helpers = "no client colludes with it"
+    if collusion:
+        share = f"{100.0 * collusion:.3g} %"
+        helpers = f"up to {share} of a round's participants, fixed before its graph was drawn, tell it all they know"
     edges = f"; {revealed} edges were revealed to it in repairs" if revealed else ""
     return f"{server}; {helpers}{edges}"
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 # Factors per coordinate can be accounted for in rounds of at most this many clients, and this many numbers.
 _MOST_CLIENTS, _MOST_FACTORS = 40, 2e7
+_TRUST = ("collusion", "dropout", "mode")
 
 
 class Niss(Method):
@@ -72,7 +73,7 @@ class Niss(Method):
     has_protocol = True
     carrying = "niss-carried"
     settings = frozenset(
-        ("kappa", "neighbours", "graph", "groups", "distortion", "tau2", "colluders", "revealed", "dropped")
+        ("kappa", "neighbours", "graph", "groups", "distortion", "tau2", "collusion", "dropout", "mode")
     )
 
     def share(
@@ -92,10 +93,10 @@ class Niss(Method):
         graph = GRAPHS[plan.graph](drawing)
         if plan.tau2 is None:
             # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
-            target = (own_variance / own_variance.min()).tobytes()
-            common, opponent = calibrated_tau2(graph, plan.corruption, plan.kappa / plan.neighbours, target)
+            target, assumed = (own_variance / own_variance.min()).tobytes(), plan.assumed(size)
+            common, opponent = calibrated_tau2(graph, assumed, plan.kappa / plan.neighbours, target)
             if opponent.alone:
-                raise too_sparse(size, plan.neighbours, plan.corruption)
+                raise too_sparse(size, plan.neighbours, assumed)
             return RoundShares(graph, unit, np.full(size, common), opponent)
         return RoundShares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
 
@@ -165,7 +166,7 @@ class Niss(Method):
             return self._committed_variance(round)
         # Against colluders or reveals no worst case is computed for a multiplicative distortion.
         if _is_multiplied(round):
-            unknown = round.scales is None or round.plan.corruption.removed
+            unknown = round.scales is None or round.plan.assumed(round.participants.size).removed
             return None if unknown else self.variance_against(round, ())
         worst = round.worst
         return self.variance_against(round, ()) if worst is None else worst.ratio * round.own_variance
@@ -197,7 +198,8 @@ class Niss(Method):
 
     def worst(self, round: RoundPlan) -> WorstCase | None:
         """None where noise is carried: colluders are in the plan of the whole run, exactly, since all are alike."""
-        assumed, size = round.plan.corruption, round.participants.size
+        size = round.participants.size
+        assumed = round.plan.assumed(size)
         if self.carries or (assumed.removed == 0 and size <= EXACT_LIMIT):
             return None
         if round.opponent is not None or distortion_named(round.plan.distortion).multiplies:
@@ -292,10 +294,10 @@ class Niss(Method):
 
     def adversary(self, plan: Plan) -> str:
         if not self.carries:
-            return server_adversary(plan.colluders)
+            return server_adversary(plan.collusion)
         rest = f"exactly {plan.separation}" if plan.pattern == "cyclic" else f"at least {plan.separation}"
         return (
-            f"{server_adversary(plan.colluders)}; over a run of {plan.planned_rounds} committed rounds as a whole, for "
+            f"{server_adversary(plan.collusion)}; over a run of {plan.planned_rounds} committed rounds as a whole, for "
             f"clients that take part {rest} round{'s' if plan.separation != 1 else ''} apart"
         )
 
@@ -310,7 +312,7 @@ class Niss(Method):
 
     def caveats(self, plan: Plan) -> tuple[str, ...]:
         caveats = []
-        if plan.colluders == 0:
+        if not plan.collusion:
             caveats.append("Clients that collude with the server are not counted here.")
         if plan.failure:
             caveats.append(
@@ -339,8 +341,8 @@ class Niss(Method):
 
     def ledger_basis(self, plan: Plan) -> dict[str, Any]:
         if not self.carries:
-            return {"colluders": plan.colluders, "revealed": plan.revealed}
-        names = ("colluders", "dropped", "separation", "pattern")
+            return {name: getattr(plan, name) for name in _TRUST}
+        names = (*_TRUST, "separation", "pattern")
         return {name: getattr(plan, name) for name in names} | {"rounds": plan.planned_rounds}
 
     def ledger_note(self, basis: Mapping[str, Any]) -> str | None:

@@ -45,7 +45,7 @@ class SecAggDdg(Method):
     look = Look(PURPLE, "^", DASHED)
     trusts = "that at most the assumed number of participants collude, and that the others add their part of the noise"
     masks_uploads = True
-    settings = frozenset(("colluders",))
+    settings = frozenset(("collusion",))
 
     threshold: Count | None = None
 
@@ -73,10 +73,11 @@ class SecAggDdg(Method):
 
     def marginal_variance(self, round: RoundPlan) -> FloatArray:
         """The part of each client, without the mask."""
-        honest = self._opened(round) - round.plan.colluders
+        colluders = round.plan.assumed(round.participants.size).colluders
+        honest = self._opened(round) - colluders
         if honest < 1:
             raise ConfigError(
-                f"{round.plan.colluders} colluders among {self._opened(round)} uploads leave nobody whose "
+                f"{colluders} colluders among {self._opened(round)} uploads leave nobody whose "
                 "noise is unknown",
                 field="threshold",
                 hint="assume fewer colluders, or ask for more uploads",
@@ -88,8 +89,8 @@ class SecAggDdg(Method):
 
     def adversary(self, plan: Plan) -> str:
         helpers = "no client colludes with it"
-        if plan.colluders:
-            helpers = f"up to {plan.colluders} participants of a round tell it all they know"
+        if plan.collusion:
+            helpers = f"up to {100.0 * plan.collusion:.3g} % of a round's participants tell it all they know"
         return f"a server that sees the sum of a round's uploads and no single one; {helpers}"
 
     def why_no_guarantee(self, plan: Plan) -> str:
@@ -105,7 +106,7 @@ class SecAggDdg(Method):
         )
 
     def ledger_basis(self, plan: Plan) -> dict[str, Any]:
-        return {"colluders": plan.colluders, "threshold": self.threshold}
+        return {"collusion": plan.collusion, "threshold": self.threshold}
 
 
 def enough_uploads(participants: int, dropout: float) -> int | None:

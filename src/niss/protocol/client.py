@@ -254,7 +254,7 @@ class Client:
         self._accepted = None
         agreed, seat = self._check_round(opened)
         terms, memory = agreed.terms, self._memory
-        mu = self._assess(agreed, self.policy.colluders)
+        mu = self._assess(agreed, self.policy.colluders(len(agreed.participants)))
         if not mu <= self.policy.mu:
             raise RemoteProtocolError(
                 f"these terms would cost mu = {mu:.4g} in the worst case, more than this client's {self.policy.mu:.4g}",
@@ -405,8 +405,7 @@ class Client:
         policy.check_shares(terms, size)
         if size < policy.participants:
             raise RemoteProtocolError(
-                f"the round has {size} participants; this client requires at least {policy.participants} "
-                f"to withstand {policy.colluders} colluders"
+                f"the round has {size} participants; this client requires at least {policy.participants}"
             )
         seat = self._find_seat(opened)
         verify_beacon(

@@ -33,7 +33,7 @@ from typing import Any, get_type_hints
 from niss.checks import PLANNED
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism.grid import MAX_BITS
-from niss.mechanism.noise import Noise
+from niss.mechanism.noise import Noise, colluders_among
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import check_prekey, link_of, verify_beacon
 from niss.protocol.messages import MODES, CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
@@ -269,7 +269,7 @@ class Policy:
     """What a client insists on, whatever the server proposes.
 
     participants    fewest participants of a round
-    colluders       how many of them it assumes to help the server
+    collusion       what share of them it assumes to help the server
     rounds          rounds of the beacon chain: none from this number on is answered; None: as many as a chain has
     attempts        how often a round may be tried
     mu              most it spends on one round
@@ -287,7 +287,7 @@ class Policy:
     """
 
     participants: int
-    colluders: int
+    collusion: float
     mu: float
     clip: float
     run: bytes
@@ -343,3 +343,7 @@ class Policy:
             raise RemoteProtocolError(
                 "the noise shares are not as strong as the plan says", hint="use the kappa of the plan"
             )
+
+    def colluders(self, participants: int) -> int:
+        """How many of a round's participants it assumes to help the server."""
+        return colluders_among(self.collusion, participants)

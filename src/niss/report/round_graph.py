@@ -26,6 +26,7 @@ from markupsafe import Markup
 from niss.accounting import Plan
 from niss.errors import NissError
 from niss.graph import GRAPHS, Drawing, ShareGraph
+from niss.mechanism.noise import colluders_among
 from niss.protocol.agreement import draw_graph
 from niss.protocol.keys import LINKS_PER_ROUND
 from niss.randomness import SimStream
@@ -97,7 +98,7 @@ def _round_graph(method: MethodResult) -> RoundGraph | None:
     stream = SimStream(config["seed"]).child("round", entry.round - 1)
     graph, origin = _draw_again(config, [int(client) for client in clients], metrics, stream)
     centre = max(range(len(clients)), key=lambda seat: (entry.charges[clients[seat]].mu2, -seat))
-    assumed = int(config["privacy"].get("colluders", 0))
+    assumed = colluders_among(config["privacy"].get("collusion", 0.0), len(clients))
     colluders: tuple[int, ...] = ()
     if assumed and graph.size <= _MOST_SEARCHED:
         centre, colluders = _worst_colluders(config, graph, metrics)
@@ -160,13 +161,13 @@ def _worst_colluders(
         participations=_participations(config),
         graph=settings["graph"],
         groups=tuple(map(tuple, settings["groups"])),
-        colluders=privacy["colluders"],
+        collusion=privacy["collusion"],
         neighbours=settings["neighbours"],
         attempts=LINKS_PER_ROUND if config.get("exchange") == "protocol" else 1,
     )
     worst = worst_case(
         graph,
-        plan.corruption,
+        plan.assumed(graph.size),
         unit_variance=unit,
         residual_variance=tau2 * unit * graph.in_weight,
         target_variance=1.0,
@@ -191,7 +192,7 @@ def _dropped(
     config: Mapping[str, Any], size: int, metrics: RoundRecord | None, stream: SimStream
 ) -> frozenset[int]:
     """The seats that dropped out, drawn again from the seed; none where their number is not the recorded one."""
-    share = config.get("protocol", {}).get("dropout", 0.0)
+    share = config["privacy"].get("dropout", 0.0)
     if metrics is None or not metrics.dropped or not share:
         return frozenset()
     drawn = stream.child("dropout").generator().random(size) < share

@@ -125,7 +125,7 @@ def settings_of(report: ReportInput) -> dict[str, str | None]:
         "Neighbouring relation": report.relation,
         "δ": None if report.delta is None else f"{report.delta:.3g}",
         "Target ε, joint view": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
-        "Colluders assumed": _setting(privacy.get("colluders")),
+        "Share assumed to collude": _setting(privacy.get("collusion")),
         "Engine": _recorded(report, "engine"),
         "Precision": _recorded(report, "precision"),
     }

@@ -27,6 +27,7 @@ from niss.accounting import (
     upload_mu,
 )
 from niss.mechanism.clipping import in_words
+from niss.mechanism.noise import colluders_among
 from niss.protocol import Agreed, Outcome, participants_hash, terms_hash
 from niss.runs import RoundRecord, SumNoise
 from niss.session.members import Members, Turns
@@ -224,7 +225,7 @@ class Books:
         ]
         charged, number = tuple(numbers), current.number + 1
         if self._schedule is None:
-            mu = self.assess(current.agreed, self._plan.colluders)
+            mu = self.assess(current.agreed, colluders_among(self._plan.collusion, size))
             marginal = upload_mu(terms, size, relation)
             return RoundCharge(number, charged, mu, marginal, grid_delta(self._plan, terms, size))
         return RoundCharge(
@@ -394,7 +395,7 @@ class Books:
                 "The server holds the beacon itself (no tracker), so it could have chosen the graph"
                 + (
                     placed
-                    if self._plan.colluders
+                    if self._plan.collusion
                     else ", which would matter only if clients colluded with it."
                 )
             )

@@ -26,10 +26,11 @@ from niss.accounting.ledger import Limit, require_within
 from niss.checks import LIMITS
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import gdp_mu
+from niss.mechanism.noise import colluders_among
 from niss.protocol import LINKS_PER_ROUND, Policy, Schedule, load_coalition
 from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.session.proposal import MOST_ROUNDS, Key, Proposal
-from niss.settings import Count, NotNegative, Whole, settings
+from niss.settings import Count, NotNegative, Share, Whole, settings
 from niss.version import which_to_upgrade
 
 STRONGEST = 1_000_000
@@ -175,7 +176,7 @@ class Limits:
     server, holder   public keys of the server and of the beacon's holder (the tracker)
     coalition        file with the identities to share noise with
     participants     fewest participants of a round
-    colluders        how many of them are assumed, at least, to help the server
+    collusion        what share of them is assumed, at least, to help the server
     clip             largest clip
     epsilon, delta   most to be spent by all runs together; `FIRST_USE` where they are not set
     uncalibrated     whether to join runs whose plan promises nothing, if no epsilon is set
@@ -193,7 +194,7 @@ class Limits:
     holder: PublicKey | None = None
     coalition: OwnPath | None = None
     participants: Whole | None = None
-    colluders: Whole | None = None
+    collusion: Share | None = None
     clip: NotNegative | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -288,16 +289,16 @@ class Limits:
                     hint=f"its owner may set {setting}",
                 )
         _require(
-            plan.colluders >= (self.colluders or 0),
-            f"the plan allows for {plan.colluders} colluders, but this node assumes {self.colluders}",
+            plan.collusion >= (self.collusion or 0.0),
+            f"the plan allows for a share of {plan.collusion:g} that colludes, but this node assumes {self.collusion}",
         )
         _require(
             self.relation in (None, plan.relation),
             f"the plan is for {plan.relation!r}, but this node requires {self.relation!r}",
         )
         _require(
-            self.modes is None or proposal.mode in self.modes,
-            f"mode {proposal.mode!r} is not accepted by this node",
+            self.modes is None or plan.mode in self.modes,
+            f"mode {plan.mode!r} is not accepted by this node",
         )
         if proposal.schedule is not None:
             self._check_schedule(proposal, proposal.schedule)
@@ -311,7 +312,8 @@ class Limits:
         )
         if not plan.calibrated:
             return
-        worth = scheduled_run(schedule, relation=plan.relation, colluders=plan.colluders)
+        colluders = colluders_among(plan.collusion, schedule.participants)
+        worth = scheduled_run(schedule, relation=plan.relation, colluders=colluders)
         _require(
             worth.private and worth.mu <= proposal.run_mu,
             "the noise that is scheduled does not keep what the plan promises",
@@ -367,7 +369,7 @@ class Limits:
             trusted = frozenset(load_coalition(self.coalition).members.values())
         return Policy(
             participants=max(self.participants or 2, proposal.participants),
-            colluders=proposal.plan.colluders,
+            collusion=plan.collusion,
             mu=proposal.round_mu,
             clip=proposal.plan.clip,
             run=proposal.run,
@@ -376,7 +378,7 @@ class Limits:
             anchor=proposal.anchor,
             rounds=plan.chain_rounds if schedule is None else schedule.rounds,
             attempts=plan.attempts,
-            modes=(proposal.mode,),
+            modes=(plan.mode,),
             trusted=trusted,
             # With a schedule, all that may be in the terms is fixed.
             strength=None

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 
 from niss.accounting import CommittedAccount, Promise, propose_carried_round
 from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
+from niss.mechanism.noise import colluders_among
 from niss.protocol import RevealRequest, RoundOpen, Server, decode, encode, fingerprint, previous_of
 from niss.redaction import printable
 from niss.session.ports import Coordinator, Participants, SeatsRefused
@@ -345,7 +346,7 @@ class CarriedRounds:
         self._account = CommittedAccount(
             schedule,
             relation=plan.relation,
-            colluders=plan.colluders,
+            colluders=colluders_among(plan.collusion, schedule.participants),
             promise=Promise.of(plan),
             failure=plan.failure,
         )

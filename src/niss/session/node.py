@@ -241,7 +241,7 @@ class _RunOfNode:
             account = CommittedAccount(
                 proposal.schedule,
                 relation=plan.relation,
-                colluders=policy.colluders,
+                colluders=policy.colluders(proposal.schedule.participants),
                 promise=promise,
                 budget=proposal.run_mu,
                 failure=self._vouched,

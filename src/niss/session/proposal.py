@@ -24,11 +24,10 @@ from annotated_types import Ge, Le, Len
 from pydantic import PlainSerializer, PlainValidator
 
 from niss.accounting import Plan, make_schedule, make_terms
-from niss.checks import BOOKS, require_one_of
+from niss.checks import BOOKS
 from niss.errors import ConfigError, NissError, PrivacyError, RemoteProtocolError
 from niss.mechanism.clipping import AdaptiveClip
 from niss.protocol import (
-    MODES,
     PUBLIC_BYTES,
     SIGNATURE_BYTES,
     Beacon,
@@ -66,10 +65,10 @@ _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
 # What a plan may say to the protocol. The rest is fixed: one client-level target for all.
 _ALWAYS = (
     *("relation", "clip", "epsilon", "delta", "participations", "kappa", "neighbours", "graph", "tau2"),
-    *("colluders", "revealed", "dropped", "attempts", "committee"),
+    *("collusion", "dropout", "mode", "attempts"),
 )
 # And this where noise is carried from round to round.
-_CARRYING = ("separation", "pattern", "participants", "dropout", "carried_to_residual", "closing", "horizon")
+_CARRYING = ("separation", "pattern", "participants", "carried_to_residual", "closing", "horizon")
 _LONGEST_WORD = 30
 _SMALLEST, _LARGEST = 1e-30, 1e12
 # What JSON of somebody else's making can raise while it is read.
@@ -96,8 +95,7 @@ class Proposal:
     server        public key of the server
     holder        public key of the beacon's holder
     anchor        end of the beacon chain of this run
-    plan          what the clients are promised
-    mode          how dropouts are handled
+    plan          what the clients are promised, and how dropouts are handled
     participants  fewest participants of a round
     prekeys       how many one-time keys a client is to hand over
     tracker       address of the tracker, or empty
@@ -114,7 +112,6 @@ class Proposal:
     holder: Key
     anchor: Annotated[bytes, Len(32, 32)]
     plan: Plan
-    mode: str
     participants: int
     prekeys: Annotated[int, Ge(1), Le(MOST_PREKEYS)]
     tracker: str = ""
@@ -152,8 +149,7 @@ class Setup:
 
     plan          what the clients are promised
     rounds        how many rounds the beacon chain is made for
-    participants  fewest participants of a round
-    mode          how dropouts are handled
+    participants  fewest participants of a round; refused (`PrivacyError`) where they are too few for the plan
     coordinates   of the model; needed beforehand only where noise is carried from round to round
     metrics       what travels inside the uploads beside the updates
     adaptive      how the clip moves; None: it is always the plan's
@@ -165,13 +161,15 @@ class Setup:
     plan: Plan
     rounds: int
     participants: int
-    mode: str = "tolerate"
     coordinates: int = 0
     metrics: NoisyMetrics = NO_METRICS
     adaptive: AdaptiveClip | None = None
     coalition: Coalition | None = None
     grid_bits: int | None = None
     modulus_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        self.plan.assumed(self.participants)
 
     def terms(self, participants: int, coordinates: int, clip: float, run: bytes) -> Terms:
         """The terms of a round of that many; its number and attempt are yet to be filled in."""
@@ -181,7 +179,6 @@ class Setup:
             coordinates=coordinates,
             run=run,
             number=0,
-            mode=self.mode,
             grid_bits=self.grid_bits,
             modulus_bits=self.modulus_bits or 32,
         )
@@ -196,7 +193,6 @@ class Setup:
             self.plan,
             participants=self.participants,
             coordinates=self.coordinates + len(self.metrics.ranges),
-            mode=self.mode,
             grid_bits=self.grid_bits,
             modulus_bits=self.modulus_bits or 32,
         )
@@ -262,37 +258,23 @@ def _check_plan(proposal: Proposal) -> None:
     what its noise is worth is for the limits."""
     plan, schedule = proposal.plan, proposal.schedule
     require_proposable(plan)
-    check_mode(plan, proposal.mode)
     plan.budget(1)
     if plan.kind.carries != (schedule is not None):
         raise ConfigError("a run has a schedule if it carries noise, and else none", field="schedule")
     if schedule is None:
         return
     both = {
-        "mode": (proposal.mode, schedule.mode),
+        "mode": (plan.mode, schedule.mode),
         "participants": (plan.participants, schedule.participants),
         "rounds": (plan.planned_rounds + plan.closing, schedule.rounds),
         "separation": (plan.separation, schedule.separation),
         "pattern": (plan.pattern == "cyclic", schedule.cyclic),
         "closing": (plan.closing, schedule.closing),
         "clip": (plan.clip, schedule.clip),
-        "dropped": (plan.dropped, schedule.noise.dropped),
     }
     for name, (planned, scheduled) in both.items():
         if planned != scheduled:
             raise ConfigError(f"its schedule has another {name}", field=f"plan.{name}")
-
-
-def check_mode(plan: Plan, mode: str) -> None:
-    """Refuse (`ConfigError`) a way to handle dropouts that there is not, or not for this plan."""
-    require_one_of(mode, MODES, field="mode")
-    if plan.kind.carries and mode == "repair" and plan.committee is not None and plan.colluders:
-        # Nodes take a drawn committee for one that the server chose: all its colluders may be in it.
-        raise ConfigError(
-            "where noise is carried from round to round, all of a round repair it",
-            field="plan.committee",
-            hint="leave it out",
-        )
 
 
 def require_same(before: Proposal, now: Proposal) -> None:

@@ -114,7 +114,6 @@ class Session:
             holder=coordinator.holder,
             anchor=anchor,
             plan=plan,
-            mode=setup.mode,
             participants=setup.participants,
             prekeys=PREKEYS,
             tracker=coordinator.address,
@@ -378,7 +377,7 @@ class Session:
             (node for node in current.nodes if node not in current.lost),
             lambda node: [current.nodes[seat] for seat in current.agreed.neighbours(seat_of[node])],
         )
-        if self._setup.mode != "repair":
+        if self._setup.plan.mode != "repair":
             self._ask(Stage.DONE, {})
             return
         asked = self._server.request_reveals()

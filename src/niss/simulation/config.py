@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 PRESETS = ("demo", "silos", "paper")
 """The settings shipped with the package."""
+# What a plan that carries noise is asked, under the names of `PrivacyConfig`.
+_OF_A_QUESTION = ("epsilon", "delta", "clip", "relation", "collusion", "dropout", "mode")
 PLAN_HINT = "write one with `niss plan ... --json > plan.json`"
 
 
@@ -152,7 +154,9 @@ class Config:
         # A round of the protocol may draw its graph again; delta pays for that.
         redrawn = self.exchange == "protocol" and method.kind.has_protocol
         sampling, size = self.sampling_of(method), self.participants
-        carried = _carried_fields(self, sampling) if method.kind.carries else {}
+        carried = {}
+        if method.kind.carries:
+            carried = {"participants": size, "pattern": "cyclic" if sampling == "cyclic" else "any"}
         plan = Plan(
             **_plan_fields(self.privacy)
             | _plan_fields(method)
@@ -170,9 +174,7 @@ class Config:
         )
         if method.kappa != "planned" or not method.kind.uses("kappa"):
             return plan
-        return replace(
-            plan, kappa=cheapest_kappa(plan, size, dropout=self.protocol.dropout, mode=self.protocol.mode)
-        )
+        return replace(plan, kappa=cheapest_kappa(plan, size))
 
     def _with_own_settings(self, method: MethodConfig) -> Method | str:
         """The method with what is a setting of its own; its name where it has none."""
@@ -181,7 +183,7 @@ class Config:
         kind, size = method.kind, self.participants
         own = {name: getattr(method, name) for name in kind.own if hasattr(method, name)}
         if "threshold" in own and method.threshold is None:
-            own["threshold"] = enough_uploads(size, self.protocol.dropout)
+            own["threshold"] = enough_uploads(size, self.privacy.dropout)
         if kind.secret_draw:
             own["sampling_probability"] = size / self.clients
         return cast("Method", replace(cast("Any", kind), **own)) if own else method.name
@@ -205,29 +207,6 @@ def _plan_fields(section: PrivacyConfig | MethodConfig) -> dict[str, Any]:
 
     known = {one.name for one in fields(Plan)}
     return {name: value for name, value in vars(section).items() if name in known}
-
-
-def _carried_fields(config: Config, sampling: Drawing) -> dict[str, Any]:
-    """What a plan that carries noise over has to know of the rounds, and of clients that drop out of them.
-
-    Where lost clients are repaired and no number of them is given, one round in a million loses more.
-    """
-    from niss.methods import enough_uploads
-
-    size, privacy, protocol = config.participants, config.privacy, config.protocol
-    dropped = revealed = 0
-    if protocol.mode == "repair" and protocol.dropout:
-        dropped = privacy.dropped or size - (enough_uploads(size, protocol.dropout) or size)
-        # Whoever is left needs someone to share noise with.
-        dropped = min(dropped, size - 2)
-        revealed = max(privacy.revealed, dropped)
-    return {
-        "participants": size,
-        "pattern": "cyclic" if sampling == "cyclic" else "any",
-        "dropout": protocol.dropout,
-        "dropped": dropped,
-        "revealed": revealed,
-    }
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
@@ -298,8 +277,6 @@ def _round_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         "data.clients": participants * math.ceil(rounds / often),
         "training.participants": participants,
         **{f"privacy.{one.name}": plan[one.name] for one in fields(PrivacyConfig) if one.name in plan},
-        "protocol.mode": values["mode"],
-        "protocol.dropout": float(values.get("dropout") or 0.0),
     }
     method = {name: plan[name] for name in ("kappa", "neighbours", "graph", "distortion")}
     return found, method | {"name": plan["method"], "tau2": _tau2(plan["tau2"])}
@@ -313,10 +290,7 @@ def _carried_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
         "data.clients": int(values["clients"]),
         "training.participants": int(noise["participants"]),
         "training.sampling": "cyclic" if cyclic else "uniform",
-        **{f"privacy.{name}": values[name] for name in ("epsilon", "delta", "clip", "relation")},
-        "privacy.colluders": noise["colluders"],
-        "protocol.mode": values["mode"],
-        "protocol.dropout": values["dropout"],
+        **{f"privacy.{name}": values[name] for name in _OF_A_QUESTION},
     }
     if not cyclic:
         found["training.separation"] = int(plan["separation"])

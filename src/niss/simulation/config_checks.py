@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from niss.data.catalog import find_spec
 from niss.errors import ConfigError, PrivacyError
+from niss.mechanism.noise import colluders_among
 from niss.methods.base import Needs, require_needs
 from niss.simulation.sections import MethodConfig, PrivacyConfig, TrainingConfig
 
@@ -47,13 +48,6 @@ def check_consistency(config: Config) -> None:
     for title in titles:
         if titles.count(title) > 1:
             raise ConfigError(f"two are called {title!r}", field="methods", hint="give each its own label")
-    if config.privacy.colluders > config.participants - 2:
-        raise ConfigError(
-            f"{config.privacy.colluders} of {config.participants} participants leave nobody to share noise "
-            "with",
-            field="privacy.colluders",
-            hint="assume fewer, or let more take part",
-        )
     for method in config.methods:
         _check_method(config, method)
 
@@ -164,12 +158,12 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         if kind.has_protocol:
             require_needs(_SHARED_IN_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
             _check_shares_in_protocol(method, config.participants)
-    repairing = config.protocol.dropout > 0.0 and config.protocol.mode == "repair"
+    repairing = kind.shares_noise and config.privacy.mode == "repair"
     if repairing and distortion is not None and not distortion.additive:
         raise ConfigError(
             f"shares that a client has multiplied ({method.distortion!r}) cannot be taken out of a sum again",
             field="methods.distortion",
-            hint="use distortion = 'additive', or protocol.mode = 'tolerate'",
+            hint="use distortion = 'additive', or privacy.mode = 'tolerate'",
         )
     kind.require(given)
     may_return = config.training.separation is None and config.sampling_of(method) == "uniform"
@@ -182,6 +176,7 @@ def _check_method(config: Config, method: MethodConfig) -> None:
     try:
         config.adaptive_clip(method)
         plan = config.plan(method)
+        plan.assumed(config.participants)
         if plan.participants is not None:
             plan.committed(plan.participants)
     except PrivacyError as error:
@@ -202,7 +197,8 @@ def _located(error: ConfigError) -> ConfigError:
 
 def _check_threshold(threshold: int | None, config: Config) -> None:
     """A sum that is opened must hold the noise of someone honest."""
-    participants, colluders = config.participants, config.privacy.colluders
+    participants = config.participants
+    colluders = colluders_among(config.privacy.collusion, participants)
     if threshold is not None and not colluders < threshold <= participants:
         why = f"{threshold} uploads of {participants} participants"
         if threshold <= colluders:

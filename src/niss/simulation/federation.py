@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
+from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.methods import CarriedEdges, NoiseHistory
@@ -67,8 +68,7 @@ class Federation:
         self.adaptive = config.adaptive_clip(method)
         self.optimizer = Optimizer.of(config.training, plan, config.rounds)
         self.work = local_work(config, int(sizes.max()))
-        dropouts = config.protocol
-        self.repairing = plan.kind.shares_noise and dropouts.dropout > 0.0 and dropouts.mode == "repair"
+        self.repairing = plan.kind.shares_noise and plan.mode == "repair"
         self.history = NoiseHistory(lambda number: self.stream_of(number).child("noise"))
         # Where no noise is shared there is nothing to exchange.
         real = config.exchange == "protocol" and plan.kind.has_protocol
@@ -87,8 +87,7 @@ class Federation:
             plan=plan,
             rounds=plan.planned_rounds + plan.closing if carries else config.rounds,
             # Two honest ones. What a small round costs is bounded by mu.
-            participants=config.participants if carries else plan.colluders + 2,
-            mode=config.protocol.mode,
+            participants=config.participants if carries else fewest_participants(plan),
             coordinates=self.inputs.layout.size + (self.adaptive is not None),
             grid_bits=config.protocol.grid_bits,
             modulus_bits=config.protocol.modulus_bits,
@@ -120,7 +119,7 @@ class Federation:
 
     def absent(self, number: int, size: int) -> list[int]:
         """The seats that drop out of a round of that size."""
-        return absent_seats(size, self.config.protocol.dropout, self.stream_of(number).child("dropout"))
+        return absent_seats(size, self.plan.dropout, self.stream_of(number).child("dropout"))
 
     def beacon(self, number: int) -> bytes:
         """The public randomness of a simulated round."""
@@ -215,10 +214,11 @@ def can_repair(plan: Plan, graph: ShareGraph, absent: Sequence[int]) -> bool:
 
     They refuse where more are lost, or a client has more lost neighbours, than the plan has charged for.
     """
-    if len(absent) > plan.dropped:
+    assumed = plan.assumed(graph.size)
+    if len(absent) > assumed.dropped:
         return False
     lost = np.zeros(graph.size, dtype=bool)
     lost[list(absent)] = True
     joined = np.zeros((graph.size, graph.size), dtype=bool)
     joined[graph.senders, graph.receivers] = joined[graph.receivers, graph.senders] = True
-    return int(joined[~lost][:, lost].sum(axis=1).max(initial=0)) <= plan.revealed
+    return int(joined[~lost][:, lost].sum(axis=1).max(initial=0)) <= assumed.revealed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from niss.accounting.asked import Dropout, Mode, Sharing, Target, Trust, method_names
+from niss.accounting.asked import Sharing, Target, Trust, method_names
 from niss.errors import ConfigError
 from niss.settings import Count, NotNegative, OneOf, Planned, Positive, Probability, Share, settings
 
@@ -283,7 +283,7 @@ class MethodConfig(Sharing):
         Count | None,
         Doc(
             "Fewest uploads of which `secagg-ddg` opens a sum; none: such that one round in a million is lost at the "
-            "dropout rate of the protocol."
+            "dropout rate of `privacy`."
         ),
     ] = None
     bands: Annotated[
@@ -333,10 +333,8 @@ class MethodConfig(Sharing):
 
 @settings
 class ProtocolConfig:
-    """How dropouts are handled, and how the real protocol is run when `exchange = "protocol"`."""
+    """How the real protocol is run when `exchange = "protocol"`."""
 
-    mode: Mode = "tolerate"
-    dropout: Dropout = 0.0
     grid_bits: Annotated[
         Annotated[int, Ge(1), Le(60)] | None,
         Doc("The grid has steps of 2^-bits; none: chosen for the noise."),

@@ -22,15 +22,13 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     rounds, tau2 = int(settings["rounds"]), float(settings["tau2"])
-    repair = settings["mode"] == "repair"
     plan = Plan(
         clip=float(settings["clip"]),
         epsilon=float(settings["epsilon"]),
         participations=rounds,
         neighbours=20.0,
         tau2=None if tau2 < 0.0 else tau2,
-        dropped=2 if repair else 0,
-        revealed=2 if repair else 0,
+        mode=str(settings["mode"]),
         separation=int(settings["separation"]) if settings["carry"] else 1,
     )
     while len(list(grid.get_node_ids())) < int(settings["min-nodes"]):
