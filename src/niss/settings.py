@@ -212,8 +212,9 @@ def _fault(field: str, problems: list[ErrorDetails], root: type[Any]) -> ConfigE
         names = [name for name in (field, cause.field) if name]
         return ConfigError(inner, field=".".join(names) or None, hint=cause.hint)
     message, hint = str(first["msg"]).removeprefix("Value error, "), None
-    if len(problems) > 1 and "than" not in first["type"]:  # of a union no member fits
-        message = "must be " + _setting(first["loc"], root).in_words.replace("`", "")
+    setting = _setting(first["loc"], root)
+    if len(problems) > 1 and "than" not in first["type"] and setting:  # of a union no member fits
+        message = "must be " + setting.in_words.replace("`", "")
     value = first.get("input")
     if first["type"] == "literal_error" and isinstance(value, str):
         allowed = [part for part in first["ctx"]["expected"].split("'") if part.strip(" ,or")]
@@ -254,10 +255,10 @@ def _section(location: tuple[int | str, ...], kind: type[Any]) -> type[Any]:
     return kind
 
 
-def _setting(location: tuple[int | str, ...], root: type[Any]) -> Setting:
-    """The setting at a location."""
+def _setting(location: tuple[int | str, ...], root: type[Any]) -> Setting | None:
+    """The setting at a location; None where the field there is none."""
     known = {setting.name: setting for setting in described(_section(location, root))}
-    return next(known[str(part)] for part in reversed(location) if part in known)
+    return next((known[str(part)] for part in reversed(location) if part in known), None)
 
 
 def _nearest(location: tuple[int | str, ...], root: type[Any]) -> str:

@@ -171,7 +171,7 @@ def test_charges_reach_the_ledger_once(tmp_path: Path) -> None:
         charge, agreed = DrawnAccount().charging(ledger, "me"), proposed()
         charge(agreed, 0.6)
         assert ledger.spent("me") == pytest.approx(0.6)
-        assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(agreed, 2.0 * 0.25 * 9.0 + 0.2))
+        assert ledger.spent_alone("me") == pytest.approx(mu_of(agreed, 2.0 * 0.25 * 9.0 + 0.2))
         with pytest.raises(PrivacyError, match="charged before"):
             charge(agreed, 0.6)
         with pytest.raises(PrivacyError, match="overspend"):
@@ -184,9 +184,9 @@ def test_a_round_without_shares_can_be_charged_too(tmp_path: Path) -> None:
         charge, residual = DrawnAccount().charging(ledger, "me"), proposed(unit_variance=0.0)
         charge(residual, 0.5)
         assert ledger.spent("me") == pytest.approx(0.5)
-        assert ledger.spent("me", view="marginal") == pytest.approx(mu_of(residual, 0.2))
+        assert ledger.spent_alone("me") == pytest.approx(mu_of(residual, 0.2))
         charge(proposed(round=2, unit_variance=0.0, residual_variance=0.0), 0.5)
-        assert ledger.spent("me", view="marginal") == math.inf
+        assert ledger.spent_alone("me") == math.inf
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from niss.accounting import Charge, LedgerFile, LedgerHeader
 from niss.accounting.ledger_file import seal
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism import gdp_epsilon
+from niss.mechanism import Slots, gdp_epsilon
 
 BUDGETS = {"a": 2.0, "b": 1.0, "c": None}
 
@@ -52,7 +52,7 @@ def three_charges() -> bytes:
 
 def spent(ledger: LedgerFile) -> dict[str, tuple[float, float, int]]:
     return {
-        client: (ledger.spent(client), ledger.spent(client, view="marginal"), ledger.participations(client))
+        client: (ledger.spent(client), ledger.spent_alone(client), ledger.participations(client))
         for client in ledger.clients
     }
 
@@ -81,7 +81,7 @@ def test_it_charges_what_fits_refuses_the_rest_and_reads_back_the_same(rounds: l
                 expected[client][2] += 1
         for client, (joint, marginal, count) in expected.items():
             assert ledger.spent(client) == pytest.approx(math.sqrt(joint))
-            assert ledger.spent(client, view="marginal") == pytest.approx(math.sqrt(marginal))
+            assert ledger.spent_alone(client) == pytest.approx(math.sqrt(marginal))
             assert ledger.participations(client) == count
         ledger.close()
         with LedgerFile.open(ledger.path) as again:
@@ -210,7 +210,7 @@ def new_header(path: Path) -> LedgerFile:
         ((2, 0, {"c": Charge.of(0.1, math.nan)}), r"charges\[c\]"),
         ((2, 0, {"c": Charge(-0.1, 0.1)}), r"charges\[c\]"),
         ((2, 0, {"c": Charge(0.1, 0.1, grid_delta=math.nan)}), r"charges\[c\]"),
-        ((2, 0, {"c": Charge(slot=(0.05, 1.3))}), r"a slot \(q, z\) = \(0.05, 1.3\) cannot be charged"),
+        ((2, 0, {"c": Charge(slot=(0.05, 1.3))}), "a round that hides records cannot be charged"),
         ((2, 0, {"a": Charge.of(math.inf, 0.1)}), "overspend"),
         ((2, 0, {"a": Charge.of(1e200, 0.1)}), "overspend"),
         ((2, 0, {"c": Charge.of(0.1, 0.1), "b": Charge.of(1.01, 0.1)}), "client b would overspend"),
@@ -246,8 +246,6 @@ def test_without_budgets_anyone_may_come_and_nothing_is_claimed(tmp_path: Path) 
         with pytest.raises(PrivacyError, match="'11' is not in"):
             ledger.spent("11")
     assert json.loads(ledger.path.read_text().splitlines()[1])["charges"]["10"]["mu2"] is None
-    with pytest.raises(ConfigError, match="view"):
-        ledger.spent("9", view="outsider")
 
 
 def test_what_failures_cost_is_taken_from_delta(tmp_path: Path) -> None:
@@ -263,7 +261,7 @@ def test_what_failures_cost_is_taken_from_delta(tmp_path: Path) -> None:
 def test_an_overspent_file_is_refused_even_with_a_sound_chain(tmp_path: Path) -> None:
     """Written by someone who can compute hashes, but kept to the header's budget."""
     with new(tmp_path, {"k": 1.0}) as ledger:
-        ledger._spent["k"] = (-5.0, 0.0, 0)
+        ledger._spent["k"] = (-5.0, 0.0, 0, Slots())
         ledger.charge(1, 0, {"k": Charge.of(2.0, 0.0)})
     with pytest.raises(PrivacyError, match="line 2: client k would overspend"):
         LedgerFile.read(ledger.path)
@@ -273,7 +271,7 @@ def test_an_overspent_file_is_refused_even_with_a_sound_chain(tmp_path: Path) ->
     ("line", "change", "match"),
     [
         (0, {"format": "niss-ledger/1"}, "format is 'niss-ledger/1', not 'niss-ledger/2'"),
-        (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01, "slot": [0.05, 1.3]}}}, "a slot"),
+        (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01, "slot": [0.05, 1.3]}}}, "hides records"),
         (1, {"charges": {"a": {"mu2": "0.25", "marginal_mu2": 0.01}}}, "damaged"),
         (1, {"charges": {"a": {"mu2": 0.25}}}, "damaged"),
         (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01, "new": 1.0}}}, "damaged"),
@@ -442,3 +440,77 @@ def test_csv_and_json_tell_the_same_as_the_ledger(tmp_path: Path) -> None:
     assert clients["9"]["epsilon_spent_marginal"] is None
     assert clients["10"]["mu_spent"] is None
     assert clients["10"]["epsilon_claim"] is None
+
+
+RECORDS = ((0.05, 2.0, 2), (0.1, 1.0, 1))
+
+
+def of_records(folder: Path, budget: object = RECORDS, **changes: object) -> LedgerFile:
+    header = {"run": "r", "budgets": {"a": budget}, "delta": 1e-5, "delta_failure": 1e-6, "unit": "record"}
+    return LedgerFile.create(
+        folder / "records.jsonl", LedgerHeader(**{**header, "dataset": "scans", **changes})
+    )
+
+
+def test_a_ledger_of_records_knows_its_slots_again(tmp_path: Path) -> None:
+    with of_records(tmp_path) as ledger:
+        for number, slot in enumerate([(0.1, 1.0), (0.03, 2.5)]):
+            ledger.charge(number, 0, {"a": Charge(1.0 / slot[1] ** 2, slot=slot, grid_delta=1e-8)})
+        with pytest.raises(PrivacyError, match=r"none of its 1 free slots \(of 3\)"):
+            ledger.charge(2, 0, {"a": Charge(slot=(0.1, 1.0))})
+    again = LedgerFile.read(ledger.path)
+    assert again.header.dataset == "scans"
+    assert again.budget("a") == Slots.of(*RECORDS)
+    assert again.spent("a") == Slots.of((0.05, 2.0, 1), (0.1, 1.0, 1))
+    assert again.epsilon(again.budget("a")) == Slots.of(*RECORDS).epsilon(9e-6)
+    (told,) = again.to_json()["clients"]
+    assert told["slots_claim"] == [list(one) for one in RECORDS]
+    assert told["slots_spent"] == [[0.05, 2.0, 1], [0.1, 1.0, 1]]
+    assert 0.0 < told["epsilon_spent"] < told["epsilon_claim"]
+    with LedgerFile.open(ledger.path) as ledger:
+        ledger.charge(2, 0, {"a": Charge(slot=(0.05, 2.0))})
+        with pytest.raises(PrivacyError, match="0 free slots"):
+            ledger.charge(3, 0, {"a": Charge(slot=(0.05, 2.0))})
+
+
+def test_each_attempt_takes_a_slot(tmp_path: Path) -> None:
+    """It draws a fresh batch and so is a round of its own; `test_slots` has what using a batch again would cost."""
+    with of_records(tmp_path, ((0.05, 2.0, 2),)) as ledger:
+        for attempt in range(2):
+            ledger.charge(1, attempt, {"a": Charge(slot=(0.05, 2.0))})
+        with pytest.raises(PrivacyError, match="0 free slots"):
+            ledger.charge(1, 2, {"a": Charge(slot=(0.05, 2.0))})
+
+
+def test_a_file_with_a_round_that_no_slot_covers_is_refused_even_with_a_sound_chain(tmp_path: Path) -> None:
+    with of_records(tmp_path) as ledger:
+        ledger.charge(1, 0, {"a": Charge(slot=(0.05, 2.0))})
+    lines = ledger.path.read_bytes().splitlines()
+    for slot, match in (
+        ([0.2, 2.0], "covers a round"),
+        ([0.0, 2.0], "is no slot"),
+        (None, "hides whole clients"),
+    ):
+        entry = json.loads(lines[1])
+        del entry["hash"]
+        entry["charges"]["a"].pop("slot")
+        if slot is not None:
+            entry["charges"]["a"]["slot"] = slot
+        ledger.path.write_bytes(lines[0] + b"\n" + seal(entry)[0] + b"\n")
+        with pytest.raises(PrivacyError, match=f"line 2.*{match}"):
+            LedgerFile.read(ledger.path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unit": "client"},
+        {"budgets": {"a": 1.0}},
+        {"budgets": {"a": ((0.0, 1.0, 3),)}},
+        {"budgets": {"a": ((0.5, 1.0, 0),)}},
+    ],
+)
+def test_budgets_are_of_the_unit(tmp_path: Path, change: dict) -> None:
+    with pytest.raises(ConfigError):
+        of_records(tmp_path, **change)
+    assert not (tmp_path / "records.jsonl").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from niss.accounting import Plan, RoundPlan
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism import add_shares, gaussian_sigma, gdp_delta, gdp_mu, poisson_epsilon
+from niss.mechanism import Slots, add_shares, gaussian_sigma, gdp_delta, gdp_mu
 from niss.randomness import SimStream
 
 RECORD: dict[str, Any] = {"unit": "record", "batch": 0.05, "records": 60_000}
@@ -34,7 +34,7 @@ def test_a_round_that_hides_records_costs_what_all_rounds_with_secret_batches_ma
     """Each round is a slot (q, z); all of them together keep the target, at the delta that is left for the noise."""
     plan = Plan(**RECORD, clip=0.1, epsilon=1.0, participations=600, neighbours=3)
     (mu,) = plan.round_mu(np.zeros(1, dtype=np.int64))
-    assert poisson_epsilon(((1.0 / mu, 600),), 0.05, plan.gaussian_delta) == pytest.approx(1.0, rel=2e-4)
+    assert Slots.of((0.05, 1.0 / mu, 600)).epsilon(plan.gaussian_delta) == pytest.approx(1.0, rel=2e-4)
     assert plan.divisor(10) == plan.divisor(30) == 3000.0
     assert Plan().divisor(10) == 10.0
     made = plan.for_round(range(4), weights=1.0 / plan.divisor(4), records=1, beacon=b"b")

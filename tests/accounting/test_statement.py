@@ -12,7 +12,7 @@ import pytest
 import niss
 from niss.accounting import Charge, Ledger, OutsiderClaim, Plan, Statement, make_statement
 from niss.errors import ConfigError
-from niss.mechanism import gdp_epsilon
+from niss.mechanism import Slots, gdp_epsilon, poisson_multiplier
 
 CLIENTS = 6
 
@@ -23,7 +23,9 @@ def _after(rounds: int, notes: tuple[str, ...] = (), **settings: Any) -> Stateme
     ledger = Ledger.empty(CLIENTS, plan.budget(CLIENTS) if plan.calibrated else None)
     for number in range(rounds):
         prepared = plan.for_round(range(5), weights=0.2, records=100, beacon=bytes([number]))
-        ledger.charge(prepared.participants, Charge.of(prepared.joint_mu, prepared.marginal_mu))
+        ledger.charge(
+            prepared.participants, Charge.of(prepared.joint_mu, prepared.marginal_mu, batch=plan.batch)
+        )
     return make_statement(plan, ledger, notes=notes)
 
 
@@ -120,10 +122,39 @@ def test_dp_fedavg_holds_in_both_views() -> None:
     assert not any("collude" in caveat for caveat in statement.caveats)
 
 
+@pytest.mark.slow
+def test_a_statement_about_records_says_what_it_rests_on() -> None:
+    """Epsilon 1 over 600 rounds with batches of 5 %: beside it what is left if all are known, and of people."""
+    plan = Plan(unit="record", batch=0.05, records=60_000, epsilon=1.0, participations=600)
+    z = poisson_multiplier(1.0, 1e-5, 0.05, 600)
+    ledger = Ledger.empty(2, Slots.of((0.05, z, 600)))
+    for _ in range(600):
+        ledger.charge(np.arange(2), Charge.of(1.0 / z, batch=0.05))
+    statement = make_statement(plan, ledger)
+    assert statement.epsilon_joint == pytest.approx(1.0, rel=1e-3)
+    assert statement.budget_epsilon >= statement.epsilon_joint
+    assert (statement.unit, statement.relation) == ("record", "zero-out")
+    assert "if all became known, epsilon would be 5.65." in statement.words
+    assert any("has epsilon 2.16 with 2, 6.18 with 5, 14.47 with 10" in one for one in statement.caveats)
+    assert statement.epsilon_marginal is None
+    assert statement.paper == ""
+
+
+def test_a_silo_without_noise_has_no_claim_for_its_records() -> None:
+    ledger = Ledger.empty(2, unit="record")
+    ledger.charge(np.arange(2), Charge.of(np.inf, batch=0.05))
+    plan = Plan(unit="record", batch=0.05, records=600, tau2=0.0, neighbours=1.0)
+    statement = make_statement(plan, ledger)
+    assert statement.epsilon_joint is None
+    assert statement.words.startswith("No guarantee in the joint view.")
+
+
 def test_units_relations_and_random_lists_are_named() -> None:
     record = _after(1, unit="record", batch=0.1, records=100)
     assert record.relation == "zero-out"
-    assert "one record (added or removed)" in record.words
+    assert (
+        "privacy for every record over 1 participation, hiding one record (added or removed)" in record.words
+    )
     replaced = _after(1, relation="replace-one")
     assert replaced.relation == "replace-one"
     assert "replaced by any other" in replaced.words

@@ -19,6 +19,7 @@ from niss.cli import app
 from niss.errors import PrivacyError
 from niss.flower import Limits
 from niss.flower.state import ContextStore, FolderStore
+from niss.mechanism import Slots
 from niss.protocol.messages import Upload
 from niss.session.limits import Budget, Ceiling
 from niss.session.store import Store
@@ -288,3 +289,68 @@ def spend(store: Store, run: str, failure: float, ceiling: Ceiling | None = None
     store.ledger(run, "zero-out", replace(GENEROUS, ceiling=ceiling)).charge(
         0, 0, {"self": Charge.of(0.01, 0.01)}, {}
     )
+
+
+SLOT = (0.05, 2.0)
+RECORDS = Budget(Slots.of((*SLOT, 2)), 1e-5, 1e-6, unit="record", dataset="scans")
+ROUND = {"self": Charge(0.25, slot=SLOT, grid_delta=1e-8)}
+
+
+@pytest.mark.parametrize("kind", ["folder", "context"])
+class TestBooksOfRecords:
+    def test_slots_are_one_budget_for_all_runs(self, tmp_path, kind):
+        store = a_store(kind, tmp_path)
+        store.ledger("one", "zero-out", RECORDS).charge(0, 0, ROUND, {})
+        larger = replace(RECORDS, most=Slots.of((*SLOT, 9)))
+        again = a_store(kind, tmp_path, store)
+        again.ledger("two", "zero-out", larger).charge(0, 0, ROUND, {})
+        again = a_store(kind, tmp_path, again)
+        assert again.spent(larger).amount == Slots.of((*SLOT, 2))
+        with pytest.raises(PrivacyError, match=r"none of its 0 free slots \(of 2\)"):
+            again.ledger("two", "zero-out", larger).charge(1, 0, ROUND, {})
+        with pytest.raises(PrivacyError, match="0 free slots"):
+            again.join("3", b"proposal", larger, failure=0.0, charge=ROUND["self"])
+
+    def test_the_owners_limit_of_today_holds_too(self, tmp_path, kind):
+        """One round costs epsilon 0.18, two 0.22."""
+        store, ceiling = a_store(kind, tmp_path), Ceiling(0.2, 1e-5)
+        store.ledger("one", "zero-out", replace(RECORDS, ceiling=ceiling)).charge(0, 0, ROUND, {})
+        with pytest.raises(PrivacyError, match="would overspend: all runs together would cost epsilon"):
+            store.ledger("one", "zero-out", replace(RECORDS, ceiling=ceiling)).charge(1, 0, ROUND, {})
+
+    def test_one_unit_and_one_dataset(self, tmp_path, kind):
+        """A round that hides clients would cost a record twice its mu; one that hides records hides no client."""
+        store = a_store(kind, tmp_path)
+        store.ledger("one", "zero-out", RECORDS).charge(0, 0, ROUND, {})
+        again = a_store(kind, tmp_path, store)
+        of_client = {"self": Charge.of(0.01, 0.01, grid_delta=0.0)}
+        with pytest.raises(
+            PrivacyError, match="a round that hides whole clients cannot be charged"
+        ) as caught:
+            again.ledger("two", "zero-out", GENEROUS).charge(0, 0, of_client, {})
+        assert "one unit and one dataset" in caught.value.hint
+        with pytest.raises(
+            PrivacyError, match="about the dataset 'scans', and the run about 'letters'"
+        ) as caught:
+            again.ledger("two", "zero-out", replace(RECORDS, dataset="letters")).charge(0, 0, ROUND, {})
+        assert "a niss-state folder and an identity of their own" in caught.value.hint
+        (tmp_path / "other").mkdir()
+        other = a_store(kind, tmp_path / "other")
+        spend(other, "one", 0.0)
+        with pytest.raises(PrivacyError, match="a round that hides records cannot be charged"):
+            other.ledger("two", "zero-out", RECORDS).charge(0, 0, ROUND, {})
+
+
+def test_niss_account_on_the_folder_of_a_silo(tmp_path):
+    store = a_store("folder", tmp_path)
+    few = replace(RECORDS, most=Slots.of((*SLOT, 2)), ceiling=Ceiling(3.0, 1e-5))
+    for number in range(2):
+        store.ledger("one", "zero-out", few).charge(number, 0, ROUND, {})
+    shown = CliRunner().invoke(app, ["account", str(tmp_path / "home")])
+    assert shown.exit_code == 0, shown.output
+    text = " ".join(shown.output.split())
+    assert "unit record of scans, zero-out, delta 1e-05" in text
+    assert "slots taken" in text
+    assert "if all became known, epsilon would be" in text
+    assert "A person with several records" in text
+    assert "Limit: the budget that the ledger was begun with" in text

@@ -7,6 +7,7 @@ import pytest
 
 from niss.accounting import Plan
 from niss.errors import ConfigError
+from niss.mechanism import Slots
 from niss.methods import (
     DISTORTIONS,
     METHODS,
@@ -107,14 +108,12 @@ def test_rounds_whose_noise_differs_by_rounding_are_accounted_for_at_once(
 ) -> None:
     """A clip that moves leaves multipliers that differ in their last bit, and each of them costs seconds."""
     asked = []
-    monkeypatch.setattr(
-        "niss.methods.central.poisson_epsilon", lambda rounds, *_: asked.append(rounds) or 1.0
-    )
+    monkeypatch.setattr(Slots, "epsilon", lambda slots, *_: asked.append(slots.rounds) or 1.0)
     plan = Plan(method="central-dp-sampled")
     z = 0.555751267292031
     noise = [z, np.nextafter(z, 0.0), 2.0 * z, np.nextafter(z, 1.0)]
     METHODS["central-dp-sampled"].epsilon_of_run(plan, noise)
-    (((one, count), (other, _)),) = asked
+    (((_, one, count), (_, other, _)),) = asked
     assert count == 3
     assert z * (1.0 - 1e-11) < one < min(noise)
     assert other == 2.0 * one

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from niss.accounting import Plan
-from niss.errors import ConfigError, RemoteProtocolError
+from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.mechanism import Slots
 from niss.protocol import Refusal, decode
 from niss.protocol import messages as wire
 from niss.session.limits import Budget, Limits
@@ -174,3 +176,27 @@ def test_what_a_client_keeps_does_not_grow_with_ever_new_runs() -> None:
         store.join(f"{number:032x}", bytes(1000), Budget(1.0, 1e-5, 0.0), failure=0.0)
     kept = ClientState.from_bytes(store.state.to_bytes())
     assert list(kept.runs) == [f"{number:032x}" for number in range(136, 200)]
+
+
+class TestRecords:
+    """A run that hides records has a budget in slots: the plan's, or as many like them as the owner's target holds."""
+
+    PLAN = Plan(unit="record", batch=0.05, records=6000, epsilon=1.0, participations=20, neighbours=3.0)
+
+    def test_the_plan_or_the_owner_sets_how_many_slots(self) -> None:
+        proposal = SimpleNamespace(plan=self.PLAN)
+        ((q, z, count),) = Limits().budget(proposal).most.rounds  # type: ignore[arg-type, union-attr]
+        assert (q, count) == (0.05, 20)
+        for epsilon, more in ((3.0, True), (0.5, False)):
+            owners = Limits(epsilon=epsilon, delta=1e-5).budget(proposal)  # type: ignore[arg-type]
+            assert owners.unit == "record"
+            ((_, same, most),) = owners.most.rounds  # type: ignore[union-attr]
+            assert same == z
+            assert (most > 20) == more
+            left = owners.delta - owners.delta_failure
+            assert Slots.of((q, z, most)).epsilon(left) <= epsilon < Slots.of((q, z, most + 1)).epsilon(left)
+
+    def test_a_round_above_the_owners_target_is_refused(self) -> None:
+        proposal = SimpleNamespace(plan=replace(self.PLAN, epsilon=8.0, participations=1))
+        with pytest.raises(PrivacyError, match="one round with q ="):
+            Limits(epsilon=0.01, delta=1e-5).budget(proposal)  # type: ignore[arg-type]

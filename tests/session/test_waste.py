@@ -32,7 +32,7 @@ def spend(scene: Scene, node: int, left: float) -> None:
     budget = scene.parties.limits.budget(proposal)
     store.budget = budget
     store.charged.charge(
-        np.zeros(1, dtype=np.int64), Charge.of(math.sqrt(budget.mu**2 - left * proposal.round_mu**2))
+        np.zeros(1, dtype=np.int64), Charge.of(math.sqrt(budget.most**2 - left * proposal.round_mu**2))
     )
     store.charged.participations[0] = 0
 
@@ -142,9 +142,9 @@ def test_what_a_server_is_told_of_a_ledger_is_a_power_of_two_once_a_run(left: fl
 def test_no_run_makes_a_ledger_with_room_for_more_tell_of_it() -> None:
     for most in (1, 3, 5, 64, 100_000):
         spent = Spent(0.0, 0.0, Budget(10.0, 1e-5, 0.0))
-        assert spent.rounds(spent.first, 1e-4, most) == most
-        assert spent.rounds(spent.first, 6.0, most) == min(most, 2)
-        assert spent.rounds(spent.first, math.inf, most) == most
+        assert spent.rounds(spent.first, Charge.of(1e-4), most) == most
+        assert spent.rounds(spent.first, Charge.of(6.0), most) == min(most, 2)
+        assert spent.rounds(spent.first, Charge.of(math.inf), most) == most
 
 
 @pytest.mark.parametrize("claimed", [10**30, 2, 0, -1, -(10**30)])

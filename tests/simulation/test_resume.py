@@ -196,7 +196,7 @@ def test_the_folder_holds_what_the_documentation_says(tmp_path, given):
     for client in result.statement.clients:
         assert ledger.participations(str(client.client)) == client.participations
         assert ledger.spent(str(client.client)) == pytest.approx(client.mu_joint)
-        assert ledger.spent(str(client.client), view="marginal") == pytest.approx(client.mu_marginal)
+        assert ledger.spent_alone(str(client.client)) == pytest.approx(client.mu_marginal)
     lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
     stated = json.loads((tmp_path / "a" / "privacy.json").read_text())

@@ -112,7 +112,9 @@ class DrawnAccount(Account):
         grid = None
         if self._promise is not None and math.isfinite(mu):
             grid = round_draws(agreed).delta(replace(self._promise, rounds=1))
-        return Charge(mu * mu, marginal * marginal, grid_delta=grid)
+        records = agreed.terms.records
+        batch = None if records is None else records.batch
+        return Charge.of(mu, marginal, batch=batch, grid_delta=grid)
 
     def basis(self, terms: Terms) -> dict[str, Any]:
         return {"mode": terms.mode, "revealed": terms.revealed, "dropped": terms.dropped}

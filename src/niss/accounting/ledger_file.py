@@ -2,8 +2,9 @@
 
 With `B_k` fixed in the header, a charge that would bring client k to `sum of mu^2 > B_k^2` is refused, so
 whatever the server asks for, adaptively, the run is B_k-GDP towards k: the budget is the claim, the running
-total is only "spent". A charge is on disk (fsync) before `charge` returns; send afterwards, never before,
-and leave aborted and lost rounds charged.
+total is only "spent". Where records are hidden B_k is a multiset of slots, and a charge that no free one covers is
+refused (`niss.mechanism.slots`); which slot it takes follows from the charges before it. A charge is on disk (fsync)
+before `charge` returns; send afterwards, never before, and leave aborted and lost rounds charged.
 
 A record is one line of canonical JSON (sorted keys, no spaces, ASCII): a `LedgerHeader`, then a `LedgerEntry` for each
 round charged. It carries `hash`, the SHA-256 of its other fields, and, from the second record on, `previous`, the hash
@@ -28,15 +29,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from niss.accounting.ledger import FORMAT, Charge, LedgerEntry, LedgerHeader, client_order, fits, overspent
-from niss.checks import require_one_of, require_whole
+from niss.accounting.ledger import (
+    FORMAT,
+    Amount,
+    Charge,
+    LedgerEntry,
+    LedgerHeader,
+    client_order,
+    epsilon_of,
+    fits,
+    overspent,
+    slot_taken,
+)
+from niss.checks import require_whole
 from niss.errors import ConfigError, PrivacyError
 from niss.files import lock_file, sync_folder, to_json
-from niss.mechanism import gdp_epsilon
+from niss.mechanism import Slots
 
 # A basis says in a few words what was assumed; it is no place for data.
 LONGEST_BASIS = 4096
-_NOTHING: tuple[Any, Any, int] = (0.0, 0.0, 0)
+_NOTHING: tuple[Any, Any, int, Slots] = (0.0, 0.0, 0, Slots())
 CSV_COLUMNS = ("round", "attempt", "client", "mu_joint", "mu_marginal")
 
 
@@ -51,7 +63,7 @@ class LedgerFile:
         self._entries: list[LedgerEntry] = []
         self._charged: set[tuple[int, int]] = set()
         self._torn: bytes = b""
-        # Of each client: mu^2 in the joint and in the marginal view, and how many uploads were charged.
+        # Of each client: mu^2 in the joint and in the marginal view, how many uploads were charged, and their slots.
         self._spent = dict.fromkeys(header.budgets or (), _NOTHING)
 
     @classmethod
@@ -127,26 +139,31 @@ class LedgerFile:
         """The part of a last line that a crash left behind, cut off when the file was opened; else empty."""
         return self._torn
 
-    def budget(self, client: str) -> float | None:
-        """B_k, which is the claim (in mu); None where nothing was promised."""
+    def budget(self, client: str) -> Amount | None:
+        """B_k, which is the claim (mu, or slots); None where nothing was promised."""
         self._require_known(client)
-        return None if self.header.budgets is None else self.header.budgets[client]
+        return self.header.budget(client)
 
-    def spent(self, client: str, *, view: str = "joint") -> float:
-        """mu of all charges so far, `sqrt(sum of mu^2)`; infinite after one without a guarantee."""
-        require_one_of(view, ("joint", "marginal"), field="view")
+    def spent(self, client: str) -> Amount:
+        """What all charges so far come to: mu, `sqrt(sum of mu^2)`, infinite after one without noise; or slots."""
         self._require_known(client)
-        return math.sqrt(self._spent[client][view == "marginal"])
+        spent = self._spent[client]
+        return spent[3] if self.header.unit == "record" else math.sqrt(spent[0])
+
+    def spent_alone(self, client: str) -> float:
+        """mu of all uploads so far, each looked at alone: the marginal view."""
+        self._require_known(client)
+        return math.sqrt(self._spent[client][1])
 
     def participations(self, client: str) -> int:
         """How many uploads were charged to a client."""
         self._require_known(client)
         return self._spent[client][2]
 
-    def epsilon(self, mu: float | None) -> float | None:
-        """A mu of this ledger as epsilon at its delta; None stands for none, or for no finite one."""
+    def epsilon(self, amount: Amount | None) -> float | None:
+        """What was spent or promised here as epsilon at its delta; None stands for none, or for no finite one."""
         left = self.header.delta - self.header.delta_failure
-        epsilon = math.inf if mu is None else gdp_epsilon(mu, left)
+        epsilon = math.inf if amount is None else epsilon_of(amount, left)
         return epsilon if math.isfinite(epsilon) else None
 
     def charge(
@@ -163,7 +180,7 @@ class LedgerFile:
         basis           in a few words, which worst case was charged
 
         A charge is refused whole (PrivacyError), and nothing is written, if any client would overspend, is unknown,
-        or if this round and attempt were charged before; so is a charge that does not compose by mu^2.
+        or if this round and attempt were charged before; so is a charge of another unit.
         """
         if self._file is None:
             raise PrivacyError(
@@ -203,10 +220,12 @@ class LedgerFile:
 
     def _client_json(self, client: str) -> dict[str, Any]:
         value: dict[str, Any] = {"client": client, "participations": self.participations(client)}
-        marginal = self.spent(client, view="marginal")
-        mus = {"spent": self.spent(client), "spent_marginal": marginal, "claim": self.budget(client)}
-        for name, mu in mus.items():
-            value |= {f"mu_{name}": to_json(mu), f"epsilon_{name}": self.epsilon(mu)}
+        amounts: dict[str, Amount | None] = {"spent": self.spent(client), "claim": self.budget(client)}
+        if self.header.unit != "record":  # There the marginal view would need slots of its own.
+            amounts["spent_marginal"] = self.spent_alone(client)
+        for name, amount in amounts.items():
+            shown = {f"slots_{name}": amount.rounds} if isinstance(amount, Slots) else {f"mu_{name}": amount}
+            value |= {**to_json(shown), f"epsilon_{name}": self.epsilon(amount)}
         return value
 
     def close(self) -> None:
@@ -280,19 +299,22 @@ class LedgerFile:
             raise PrivacyError("charges: at least one client must be named")
         for client, charge in entry.charges.items():
             self._require_known(client, new=True)
-            charge.require_composable()
+            charge.require_unit(self.header.unit)
             grid = charge.grid_delta
             if not (charge.mu2 >= 0.0 and charge.marginal_mu2 >= 0.0 and 0.0 <= (grid or 0.0) < math.inf):
                 raise PrivacyError(f"charges[{client}]: must be numbers of at least 0, not {charge!r}")
-            budget = None if self.header.budgets is None else self.header.budgets[client]
-            total = self._spent.get(client, _NOTHING)[0] + charge.mu2
-            if budget is not None and not fits(total, budget):
-                raise overspent(client, total, budget)
+            budget, (joint, _, _, taken) = self.header.budget(client), self._spent.get(client, _NOTHING)
+            if isinstance(budget, Slots):
+                if slot_taken(charge, taken, budget) is None:
+                    raise overspent(client, taken, charge, budget)
+            elif budget is not None and not fits(joint + charge.mu2, budget):
+                raise overspent(client, math.sqrt(joint), charge, budget)
 
     def _accept(self, entry: LedgerEntry) -> LedgerEntry:
         for client, charge in entry.charges.items():
-            joint, marginal, count = self._spent.get(client, _NOTHING)
-            self._spent[client] = (joint + charge.mu2, marginal + charge.marginal_mu2, count + 1)
+            joint, marginal, count, taken = self._spent.get(client, _NOTHING)
+            taken = taken.plus(slot_taken(charge, taken, self.header.budget(client)))
+            self._spent[client] = (joint + charge.mu2, marginal + charge.marginal_mu2, count + 1, taken)
         self._entries.append(entry)
         self._charged.add((entry.round, entry.attempt))
         self._hashes.append(entry.hash)

@@ -9,7 +9,7 @@ no other. Participants drawn in secret may make it smaller, where that is proved
 poisson    each client joins with probability q = participants / clients on its own; p_k does not depend on who joins.
            zero-out: whoever else joined, the client's update is in the sum with probability q, or a zero is, which
            leaves the sum as it was: `(1 - q) N(s, .) + q N(s + p_k x_k, .)` against `N(s, .)`. That is the pair of an
-           added or removed client, and dp-accounting's PLD accountant composes it (`poisson_epsilon`; dominating pairs
+           added or removed client, and dp-accounting's PLD accountant composes it (`Slots`; dominating pairs
            compose adaptively: Zhu, Dong, Wang 2022, theorem 10).
            replace-one: no accountant proves a pair for it; plain composition.
 uniform    a fixed number of clients, without replacement. Where the client was not drawn another was in its place, so
@@ -38,8 +38,8 @@ from dataclasses import dataclass
 from niss.checks import require_one_of, require_real, require_whole
 from niss.claims import rounded_up
 from niss.errors import ConfigError
-from niss.mechanism import gdp_epsilon, poisson_epsilon
-from niss.mechanism.gaussian import WIDEST_LOSS
+from niss.mechanism import Slots, gdp_epsilon
+from niss.mechanism.slots import WIDEST_LOSS
 
 SAMPLINGS = ("poisson", "uniform", "shuffled")
 # How many times as far as its own neighbours any two updates of the client unit may lie apart.
@@ -124,9 +124,8 @@ def outsider_epsilon(
     if costs and math.isinf(costs[0]):
         return claim(math.inf, "none", "a round's aggregate carries no noise at all")
     if batch is not None:
-        rounds = tuple((1.0 / mu, count) for mu, count in _grouped(costs))
         drawn = f"secret batches with probability {batch:g} a record, over {len(costs)} rounds"
-        return claim(poisson_epsilon(rounds, batch, delta) if rounds else 0.0, "PLD (dp-accounting)", drawn)
+        return claim(_poisson(costs, batch).epsilon(delta), "PLD (dp-accounting)", drawn)
     loss = 0.5 * math.fsum(mu * mu for mu in costs)
     why = "sampling is worth nothing at this noise"
     if sampling == "shuffled":
@@ -141,8 +140,7 @@ def outsider_epsilon(
         plain = gdp_epsilon(math.sqrt(2.0 * loss), delta)
         if sampling == "poisson":
             probability = participants / clients
-            rounds = tuple((1.0 / mu, count) for mu, count in _grouped(costs))
-            amplified, accountant = poisson_epsilon(rounds, probability, delta), "PLD (dp-accounting)"
+            amplified, accountant = _poisson(costs, probability).epsilon(delta), "PLD (dp-accounting)"
             drawn = f"Poisson sampling with probability {probability:g}"
         else:
             replaced = [_ANY_TWO[relation] * mu for mu in costs]
@@ -153,6 +151,10 @@ def outsider_epsilon(
             return claim(amplified, accountant, f"{drawn}, unseen by the outsider, over {len(costs)} rounds")
     epsilon = gdp_epsilon(math.sqrt(2.0 * loss), delta) if loss else 0.0
     return claim(epsilon, "GDP (exact)", f"plain composition over {len(costs)} participations; {why}")
+
+
+def _poisson(mus: Sequence[float], probability: float) -> Slots:
+    return Slots.of(*((probability, 1.0 / mu, 1) for mu in mus))
 
 
 def _without_replacement(mus: Sequence[float], clients: int, participants: int, delta: float) -> float:

@@ -23,9 +23,10 @@ from niss.accounting.asked import Horizon, Sharing, Target, Trust, method_names
 from niss.accounting.assumed import Assumed, assumed_in
 from niss.accounting.calibration import committed_run
 from niss.accounting.committed import Committed
+from niss.accounting.ledger import Amount
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.mechanism import gaussian_sigma, gdp_mu, poisson_multiplier
+from niss.mechanism import Slots, gaussian_sigma, gdp_mu, poisson_multiplier
 from niss.mechanism.shares import Edges, SomeEdges
 from niss.methods import METHODS, CarriedEdges, Method, client_sensitivity, distortion_named, of_participants
 from niss.methods.base import Needs, require_needs
@@ -201,9 +202,17 @@ class Plan(Trust, Horizon, Sharing, Target):
             float(participants) if self.batch is None or self.records is None else self.batch * self.records
         )
 
-    def budget(self, clients: int) -> FloatArray:
-        """B_k: the mu of each client's whole target, composed over its participations."""
-        return self.round_mu(np.arange(clients)) * math.sqrt(self.participations)
+    def budget(self, clients: int) -> FloatArray | Slots:
+        """B_k: the mu of each client's whole target, composed over its participations; for records the slots of all."""
+        if self.batch is None:
+            return self.round_mu(np.arange(clients)) * math.sqrt(self.participations)
+        return Slots.of((self.batch, 1.0 / float(self.round_mu(np.arange(1))[0]), self.participations))
+
+    @property
+    def whole(self) -> Amount:
+        """The budget of a client where all have the same."""
+        budget = self.budget(1)
+        return budget if isinstance(budget, Slots) else float(budget[0])
 
     def round_mu(self, participants: IntArray) -> FloatArray:
         """The mu each participant may spend in one round; in the record unit 1 / z, of a record that is in its batch.

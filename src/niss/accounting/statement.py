@@ -14,13 +14,13 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from niss.accounting.ledger import Ledger
+from niss.accounting.ledger import Ledger, epsilon_of
 from niss.accounting.outsider import OutsiderClaim
 from niss.accounting.plans import Plan
 from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.mechanism import gdp_epsilon
+from niss.mechanism import Slots, gdp_epsilon
 from niss.mechanism.shares import per_client
 from niss.methods import marginal_mu, mu_of, server_adversary
 from niss.methods.niss import Niss
@@ -44,6 +44,8 @@ _SIMULATED = {
     "they are no part of this claim, and whoever is given them may learn more than it allows.",
 }
 
+PEOPLE = (2, 5, 10)
+"""For people with so many records a statement says what they are promised."""
 NOT_PROTECTED = (
     "that a client took part, and when",
     "what follows about a client from everybody else's data",
@@ -129,6 +131,7 @@ def make_statement(
     delta = stated_delta(plan, most)
     # Noise that a simulation draws from a seed lies on no grid, so nothing of delta is spent on one.
     gaussian = plan.gaussian_delta + (plan.grid_delta if noise_from == "seed" else 0.0)
+    known = ""
     spent = np.full((2, ledger.participations.size), np.inf)
     if plan.private:
         spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared])
@@ -137,12 +140,17 @@ def make_statement(
         ClientStatement.of(number, int(count), spent[:, number], deltas)
         for number, count in enumerate(ledger.participations)
     )
+    if plan.unit == "record" and plan.private:
+        clients = tuple(_of_records(client, ledger, deltas[0]) for client in clients)
+        worst = max(ledger.slots.values(), key=lambda slots: slots.size, default=Slots())
+        known = if_batches_were_known(worst, gaussian)
+        notes = (of_people(worst, gaussian), *notes) if known else notes
     if (whole := plan.kind.epsilon_of_run(plan, noise_multipliers)) is not None and noise_multipliers:
-        known = _worst([client.epsilon_joint for client in clients if client.participations])
-        if known is not None:
+        told = _worst([client.epsilon_joint for client in clients if client.participations])
+        if told is not None:
             left = (
                 f"Against someone who sees the released models and knows who took part, the same noise gives epsilon = "
-                f"{rounded_up(known)} at delta = {plan.delta:g}; that is what the ledger holds."
+                f"{rounded_up(told)} at delta = {plan.delta:g}; that is what the ledger holds."
             )
             notes = (left, *notes)
         unknown = whole if math.isfinite(whole) else None
@@ -151,7 +159,9 @@ def make_statement(
     joint = _worst([client.epsilon_joint for client in taken])
     marginal = _worst([client.epsilon_marginal for client in taken])
     budget = None
-    if ledger.budget is not None:
+    if isinstance(ledger.budget, Slots):
+        budget = ledger.budget.epsilon(plan.gaussian_delta)
+    elif ledger.budget is not None:
         budget = max(gdp_epsilon(float(mu), plan.gaussian_delta) for mu in np.unique(ledger.budget))
     adversary = plan.kind.adversary(plan)
     least = joint
@@ -179,7 +189,7 @@ def make_statement(
         heuristic=plan.heuristic,
         collusion=plan.collusion if plan.kind.uses("collusion") else 0.0,
         adversary=adversary,
-        words=_words(plan, most, delta, joint, marginal, adversary),
+        words=_words(plan, most, delta, joint, marginal, adversary, known),
         paper=_paper(plan, marginal),
         not_protected=NOT_PROTECTED if plan.private else (),
         caveats=_caveats(plan, most, delta, noise_from) + notes,
@@ -187,6 +197,32 @@ def make_statement(
         epsilon_outsider=least,
         outsider=None if outsider is None else f"Seeing only the released models: {outsider.words}",
     )
+
+
+def _of_records(client: ClientStatement, ledger: Ledger, delta: float | None) -> ClientStatement:
+    """A silo's records, from the slots that its rounds took; one upload alone is not looked at."""
+    epsilon = None if delta is None else epsilon_of(ledger.spent(client.client), delta)
+    if epsilon is not None and not math.isfinite(epsilon):
+        epsilon = None
+    return replace(client, mu_joint=None, epsilon_joint=epsilon, mu_marginal=None, epsilon_marginal=None)
+
+
+def if_batches_were_known(taken: Slots, delta: float) -> str:
+    """What is left of a claim whose batches all became known, as a sentence; empty where there is no number."""
+    epsilon = taken.epsilon_if_known(delta)
+    if not 0.0 < epsilon < math.inf:
+        return ""
+    return (
+        "The claim rests on every batch staying secret (its size, training time and loss, too); if all became known, "
+        f"epsilon would be {rounded_up(epsilon)}."
+    )
+
+
+def of_people(taken: Slots, delta: float) -> str:
+    """What people are promised who have several records, as a sentence."""
+    epsilons = ((records, taken.epsilon_of_person(records, delta)) for records in PEOPLE)
+    words = ", ".join(f"{rounded_up(epsilon)} with {records}" for records, epsilon in epsilons)
+    return f"A person with several records, in all silos together, has epsilon {words}."
 
 
 def assess(
@@ -307,37 +343,46 @@ def _worst(epsilons: list[float | None]) -> float | None:
 
 # Every number that a user reads is rounded up: a claim may be too weak, never too strong.
 def _words(
-    plan: Plan, most: int, delta: float, joint: float | None, marginal: float | None, adversary: str
+    plan: Plan,
+    most: int,
+    delta: float,
+    joint: float | None,
+    marginal: float | None,
+    adversary: str,
+    known: str,
 ) -> str:
-    """For clients of whom the busiest took part in `most` rounds."""
+    """For clients of whom the busiest took part in `most` rounds; `known` is what is left if batches are known."""
     if not plan.private:
         return "No privacy: updates are uploaded as they are."
     if most == 0:
         return "Nothing was uploaded, so nothing was revealed."
     over = plan.kind.over(plan, most)
     hidden = _UNITS[plan.unit] + (f" ({_RELATIONS[plan.relation]})" if plan.unit == "client" else "")
-    alone = (
-        "One upload alone carries no noise."
-        if marginal is None
-        else "Looked at alone (the paper's view), the uploads of a client would give epsilon = "
-        f"{rounded_up(marginal)} {over}."
-    )
+    alone = "One upload alone carries no noise."
+    if plan.unit == "record":
+        alone = known
+    elif marginal is not None:
+        alone = (
+            "Looked at alone (the paper's view), the uploads of a client would give epsilon = "
+            f"{rounded_up(marginal)} {over}."
+        )
     if plan.heuristic:
         return (
             f"No guarantee: the noise follows a heuristic the paper uses ({hidden}), which proves nothing. {alone} "
             "That number is a label, not a promise."
         )
     if joint is None:
-        return f"No guarantee in the joint view. {plan.kind.why_no_guarantee(plan)} {alone}"
+        return f"No guarantee in the joint view. {plan.kind.why_no_guarantee(plan)} {alone}".rstrip()
+    whom = "record" if plan.unit == "record" else "client"
     return (
-        f"({rounded_up(joint)}, {delta:g})-differential privacy for every client {over}, hiding {hidden}, "
+        f"({rounded_up(joint)}, {delta:g})-differential privacy for every {whom} {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
     )
 
 
 def _paper(plan: Plan, marginal: float | None) -> str:
     """The paper's own numbers, labelled as what they are: one upload alone, and its Theorem 3."""
-    if not plan.kind.shares_noise:
+    if not plan.kind.shares_noise or plan.unit == "record":
         return ""
     share = "epsilon = " + rounded_up(marginal) if marginal is not None else "no number"
     return (

@@ -16,6 +16,7 @@ from niss.errors import ConfigError, RunFolderError
 from niss.files import LEDGER, MANIFEST, find_json, write_output
 
 if TYPE_CHECKING:
+    from niss.accounting.ledger import Amount
     from niss.accounting.ledger_file import LedgerFile
 
 _MOST_ROWS = 10
@@ -106,28 +107,30 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
     from rich.markup import escape
 
     from niss.claims import printed_claim
-    from niss.report.ledger import client_rows, format_claim, format_mu, spending
+    from niss.report.ledger import client_rows, format_claim, format_spent, spending
 
     header = ledger.header
+    data = f" of {escape(header.dataset)}" if header.dataset else ""
     results().print(
         f"[bold]{escape(label)}[/bold]: {len(ledger.entries)} charges, chain verified, head {ledger.head[:12]}; "
-        f"unit {escape(header.unit)}, {escape(header.relation)}, delta {header.delta:g}"
+        f"unit {escape(header.unit)}{data}, {escape(header.relation)}, delta {header.delta:g}"
     )
+    spent = "slots taken" if header.unit == "record" else "mu spent"
     if client is None:
         rows = [
             (
                 row.client,
                 str(row.participations),
-                format_mu(row.mu_spent),
+                format_spent(row.spent),
                 printed_claim(row.epsilon_spent),
                 format_claim(row.epsilon_claim),
             )
             for row in client_rows(ledger)[:_MOST_ROWS]
         ]
-        print_table(("Client", "Charges", "mu spent", "epsilon spent", "epsilon claim"), rows)
+        print_table(("Client", "Charges", spent, "epsilon spent", "epsilon claim"), rows)
     else:
         charges = [
-            (str(number), str(attempt), format_mu(mu), printed_claim(epsilon))
+            (str(number), str(attempt), format_spent(mu), printed_claim(epsilon))
             for number, attempt, mu, epsilon in spending(ledger, client)
         ]
         print_table(("Round", "Attempt", "mu", "epsilon spent so far"), charges)
@@ -158,6 +161,7 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
         notes.append("The claim was fixed in advance and is promised; spent is only where the total stands.")
     else:
         notes.append("Nothing was promised in advance: spent tells what happened, not what was claimed.")
+    notes += _record_notes(ledger, rows[0].spent if client is None and rows else None)
     notes += _limit_notes(ledger)
     bases = {str(entry.basis.get("method")): entry.basis for entry in ledger.entries}
     for name, basis in sorted(bases.items()):
@@ -170,6 +174,17 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
             seen = f"{name}: against those who see the released models{others}"
             notes.append(f"{seen}; its server sees every bare update.")
     return notes
+
+
+def _record_notes(ledger: LedgerFile, spent: Amount | None) -> list[str]:
+    """Of rounds that hide records: what the worst-off silo's would be worth with all batches known, and to people."""
+    from niss.accounting.statement import if_batches_were_known, of_people
+    from niss.mechanism import Slots
+
+    left = ledger.header.delta - ledger.header.delta_failure
+    if not isinstance(spent, Slots) or not (known := if_batches_were_known(spent, left)):
+        return []
+    return [known, of_people(spent, left)]
 
 
 def _limit_notes(ledger: LedgerFile) -> list[str]:

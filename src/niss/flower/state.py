@@ -14,8 +14,11 @@ The folder has mode 0700. Notes and ledger name each other: the notes say what t
 how often the notes had been written. A ledger that is gone or was cut, and notes that were put back to before a charge,
 are noticed and refused. Nothing here notices a copy of the whole folder; against that each reply carries a step.
 
+A folder, and its ledger, is of one unit and one dataset: a run that hides records is refused where whole clients were
+charged, and the other way round.
+
 A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
-marginal view, the number of charges, and what their grids cost in delta.
+marginal view, the slots that were taken, the number of charges, and what their grids cost in delta.
 
 **Server.** The run, so that it goes on after the ServerApp or the SuperLink was killed.
 `ServerFolder` is a folder for the server alone (mode 0700, its files 0600):
@@ -55,6 +58,7 @@ from numpy.typing import NDArray
 from niss.accounting import Charge, ChargeableLedger, Ledger, LedgerFile, LedgerHeader
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RunFolderError
 from niss.files import LEDGER, LIMITS, PRIVATE, lock_file, locked_folder, read_private, write_atomically
+from niss.mechanism import Slots
 from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
 from niss.session.books import RunState
 from niss.session.limits import Budget, Spent
@@ -68,7 +72,7 @@ OWN_KEY, NOTES = "identity.key", "notes"
 _START_ANEW = (
     "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
 )
-_CONTEXT = {"identity", "notes", "joint", "marginal", "charges", "failures", "budget"}
+_CONTEXT = {"identity", "notes", "joint", "marginal", "charges", "failures", "slots", "budget", "unit"}
 _STATE = "state.json"
 _DAMAGED = "restore the folder from a copy, or start a new run in a new one"
 # What Flower's strategies that average carry from round to round: FedAdam, FedYogi and FedAdagrad, and FedAvgM.
@@ -97,12 +101,18 @@ class ContextStore(MemoryStore):
         self.identity = Identity(record["identity"])
         self.state = ClientState.from_bytes(record["notes"])
         self.charged = Ledger(*(np.array([record[name]]) for name in ("joint", "marginal", "charges")))
-        self.budget = Budget(*record["budget"]) if record["budget"] else None
+        self.charged.slots = {0: _slots(record["slots"])}
+        if record["budget"]:
+            delta, failing, *most = record["budget"]
+            unit, dataset = record["unit"]
+            whole = _slots(most) if len(most) > 1 else most[0]
+            self.budget = Budget(whole, delta, failing, unit=unit, dataset=dataset)
         self.failures = float(record["failures"])
 
     def save(self) -> None:
         super().save()
-        first = self.budget
+        first = self.budget or Budget(math.inf, 0.0, 0.0)
+        most = _flat(first.most) if isinstance(first.most, Slots) else [first.most]
         self._context.state[RECORD] = ConfigRecord(
             {
                 "identity": bytes(self.identity.secret_bytes()),
@@ -111,7 +121,9 @@ class ContextStore(MemoryStore):
                 "marginal": float(self.charged.marginal_squared[0]),
                 "charges": int(self.charged.participations[0]),
                 "failures": self.failures,
-                "budget": [] if first is None else [first.mu, first.delta, first.delta_failure],
+                "slots": _flat(self.charged.slots.get(0, Slots())),
+                "budget": [] if self.budget is None else [first.delta, first.delta_failure, *most],
+                "unit": [first.unit, first.dataset],
             }
         )
 
@@ -177,15 +189,21 @@ class FolderStore(Store):
     def spent(self, budget: Budget) -> Spent:
         self._note_limits(budget)
         if not self._ledger.exists():
-            return Spent(0.0, self.state.failures, budget)
+            return Spent(Slots() if budget.unit == "record" else 0.0, self.state.failures, budget)
         return self.spent_by(LedgerFile.read(self._ledger))
 
     def spent_by(self, ledger: LedgerFile) -> Spent:
         """`spent`, of a ledger that is open."""
-        header, mu = ledger.header, ledger.budget(SELF)
-        first = Budget(math.inf if mu is None else mu, header.delta, header.delta_failure)
+        header, most = ledger.header, ledger.budget(SELF)
+        first = Budget(
+            math.inf if most is None else most,
+            header.delta,
+            header.delta_failure,
+            unit=header.unit,
+            dataset=header.dataset,
+        )
         grids = math.fsum(entry.charges[SELF].grid_delta or 0.0 for entry in ledger.entries)
-        return Spent(ledger.spent(SELF) ** 2, grids + self.state.failures, first)
+        return Spent(ledger.spent(SELF), grids + self.state.failures, first)
 
     def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
         self._note_limits(budget)
@@ -223,7 +241,7 @@ class _FolderLedger:
                 raise PrivacyError(
                     f"this node's ledger counts {counted}, but the run hides only {self.relation}"
                 )
-            if math.isfinite(self.budget.mu) and ledger.budget(SELF) is None:
+            if self.budget.promises and ledger.budget(SELF) is None:
                 raise PrivacyError(
                     f"{self.path} was started without a budget, so it can promise nothing",
                     hint="use a new niss-state folder, with a new identity; what left before stays uncovered",
@@ -238,18 +256,32 @@ class _FolderLedger:
         """The node's ledger; the first run that charges it fixes budget and relation for all that follow."""
         if self.path.exists():
             return LedgerFile.open(self.path)
+        most = self.budget.most.rounds if isinstance(self.budget.most, Slots) else self.budget.most
         ledger = LedgerFile.create(
             self.path,
             LedgerHeader(
                 run="all runs of this node",
-                budgets={SELF: self.budget.mu if math.isfinite(self.budget.mu) else None},
+                budgets={SELF: most if self.budget.promises else None},
                 delta=self.budget.delta,
+                unit=self.budget.unit,
+                dataset=self.budget.dataset,
                 relation=self.relation,
                 delta_failure=self.budget.delta_failure,
             ),
         )
         self.path.chmod(PRIVATE)  # Until now nobody else could reach it: the folder is private.
         return ledger
+
+
+def _flat(slots: Slots) -> list[float]:
+    """Slots as Flower's Context holds them: q, z and how many, one after the other."""
+    return [float(value) for one in slots.rounds for value in one]
+
+
+def _slots(flat: list[float]) -> Slots:
+    return Slots.of(
+        *((q, z, int(count)) for q, z, count in zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+    )
 
 
 def _require_private(path: Path, wanted: str) -> None:

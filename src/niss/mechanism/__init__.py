@@ -10,8 +10,6 @@ from niss.mechanism.gaussian import (
     gdp_delta,
     gdp_epsilon,
     gdp_mu,
-    poisson_epsilon,
-    poisson_multiplier,
 )
 from niss.mechanism.grid import Grid, centred, discretisation_delta
 from niss.mechanism.shares import (
@@ -24,6 +22,7 @@ from niss.mechanism.shares import (
     distortion_named,
     share_counts,
 )
+from niss.mechanism.slots import Slots, poisson_multiplier
 
 __all__ = [
     "DISTORTIONS",
@@ -31,6 +30,7 @@ __all__ = [
     "Distortion",
     "Edges",
     "Grid",
+    "Slots",
     "add_gaussian",
     "add_shares",
     "aggregate_variance",
@@ -44,7 +44,6 @@ __all__ = [
     "gdp_epsilon",
     "gdp_mu",
     "l2_norm",
-    "poisson_epsilon",
     "poisson_multiplier",
     "require_finite",
     "share_counts",

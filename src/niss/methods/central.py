@@ -18,7 +18,7 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from niss.errors import ConfigError
-from niss.mechanism import add_gaussian, poisson_epsilon, poisson_multiplier
+from niss.mechanism import Slots, add_gaussian, poisson_multiplier
 from niss.mechanism.noise import BandedRoot, banded_root
 from niss.methods.base import FloatArray, IntArray, Method, NoiseHistory
 from niss.methods.look import BROWN, CRIMSON, DASH_DOT, DASHED, ORANGE, SHORT, VERMILION, Look
@@ -124,8 +124,9 @@ class CentralDpSampled(CentralDp):
 
     def epsilon_of_run(self, plan: Plan, noise_multipliers: Sequence[float]) -> float:
         # Rounds of one multiplier are accounted for at once, so those that differ by rounding alone are made one: down.
-        rounds = tuple(sorted(Counter(map(_without_rounding, noise_multipliers)).items()))
-        return poisson_epsilon(rounds, self.sampling_probability, plan.delta) if rounds else 0.0
+        multipliers = Counter(map(_without_rounding, noise_multipliers))
+        rounds = ((self.sampling_probability, z, count) for z, count in multipliers.items())
+        return Slots.of(*rounds).epsilon(plan.delta)
 
     def calibrated(self, plan: Plan) -> bool:
         """False: the target holds by construction, but against one who does not know what a filter would have to."""

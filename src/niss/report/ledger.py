@@ -1,8 +1,9 @@
 """What the clients of a run spent, read from its ledger, whose hash chain is verified on the way.
 
 A client's total after some rounds is `mu = sqrt(sum mu_r^2)` over those it took part in, and its epsilon the one of
-Gaussian differential privacy at that mu and the ledger's delta. Such a total is called "spent": it says where the
-client stands. Only the budget, fixed before the first round, is a claim.
+Gaussian differential privacy at that mu and the ledger's delta; where records are hidden it is the slots that it took
+(`niss.mechanism.slots`). Such a total is called "spent": it says where the client stands. Only the budget, fixed before
+the first round, is a claim.
 
 Charges may rest on a heuristic. Their mu is then a label that proves nothing, and no epsilon is made from it.
 """
@@ -17,17 +18,20 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import LedgerFile
-from niss.accounting.ledger import Limit, client_order
+from niss.accounting import Charge, LedgerFile
+from niss.accounting.ledger import Amount, Limit, client_order
 from niss.charts import evenly_spaced
 from niss.claims import rounded_up
 from niss.errors import PrivacyError
 from niss.files import LIMITS, find_json
+from niss.mechanism import Slots
 from niss.runs.folder import MethodResult, ReportInput
 from niss.runs.privacy import NOT_APPLICABLE, read_ledger
 
 # A curve of so many steps looks no different from one of more.
 MOST_ROUNDS = 150
+# Epsilon of slots is computed for so many numbers of them.
+_STEPS = 50
 
 # So many clients can be drawn as lines of their own; of more, the spread is drawn.
 MOST_LINES = 40
@@ -40,14 +44,14 @@ class ClientRow:
     """One client's totals over all charges so far.
 
     participations  how many charges it had
-    mu_spent        infinite where an upload had no noise at all
+    spent           mu, infinite where an upload had no noise at all; or slots where records are hidden
     epsilon_spent   None where nothing is guaranteed
     epsilon_claim   its budget, None where nothing was promised
     """
 
     client: str
     participations: int
-    mu_spent: float
+    spent: Amount
     epsilon_spent: float | None
     epsilon_claim: float | None
 
@@ -84,8 +88,8 @@ def client_rows(ledger: LedgerFile) -> list[ClientRow]:
     heuristic = is_heuristic(ledger)
 
     @cache
-    def epsilon(mu: float | None) -> float | None:
-        return None if mu is None or heuristic else ledger.epsilon(mu)
+    def epsilon(amount: Amount | None) -> float | None:
+        return None if amount is None or heuristic else ledger.epsilon(amount)
 
     rows = [
         ClientRow(
@@ -99,8 +103,12 @@ def client_rows(ledger: LedgerFile) -> list[ClientRow]:
     ]
     # Totals that differ by rounding alone count as equal.
     return sorted(
-        rows, key=lambda row: (-round(row.mu_spent, 9), -row.participations, client_order(row.client))
+        rows, key=lambda row: (-round(_size(row.spent), 9), -row.participations, client_order(row.client))
     )
+
+
+def _size(amount: Amount) -> float:
+    return amount.size if isinstance(amount, Slots) else amount
 
 
 def spending(ledger: LedgerFile, client: str) -> list[tuple[int, int, float, float | None]]:
@@ -108,24 +116,29 @@ def spending(ledger: LedgerFile, client: str) -> list[tuple[int, int, float, flo
 
     A round that was tried several times is charged for each attempt. Epsilon is None where nothing is guaranteed.
     """
-    heuristic = is_heuristic(ledger)
-    total, steps = 0.0, []
-    for entry in ledger.entries:
-        if client in entry.charges:
-            charge = entry.charges[client]
-            total += float(charge.mu2)
-            epsilon = None if heuristic else ledger.epsilon(math.sqrt(total))
-            steps.append((entry.round, entry.attempt, charge.joint, epsilon))
-    return steps
+    heuristic, epsilons = is_heuristic(ledger), _epsilons(ledger, digits=17)
+    charged = [(entry, entry.charges[client]) for entry in ledger.entries if client in entry.charges]
+    totals = _totals(ledger, np.array([_cost(charge) for _, charge in charged]))
+    return [
+        (
+            entry.round,
+            entry.attempt,
+            charge.joint,
+            None if heuristic or not math.isfinite(epsilon) else epsilon,
+        )
+        for (entry, charge), epsilon in zip(charged, epsilons(totals).tolist(), strict=True)
+    ]
 
 
 def format_claim(epsilon: float | None) -> str:
     return NOT_APPLICABLE if epsilon is None else rounded_up(epsilon)
 
 
-def format_mu(mu: float) -> str:
-    """Four digits; a mu is compared and added up, never claimed, so it is not rounded up."""
-    return f"{mu:.4g}" if math.isfinite(mu) else "∞"
+def format_spent(amount: Amount) -> str:
+    """mu with four digits, which is compared and added up, never claimed, so it is not rounded up; or a number."""
+    if isinstance(amount, Slots):
+        return str(amount.size)
+    return f"{amount:.4g}" if math.isfinite(amount) else "∞"
 
 
 def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:
@@ -140,12 +153,12 @@ def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:
         except PrivacyError as error:
             notes.append(f"The ledger of {method.label} cannot be trusted and was left out: {error.message}")
             continue
-        rounds, spent = _mu_spent(ledger) if ledger is not None else ([], np.full((1, 1), math.inf))
+        rounds, spent = _spent(ledger) if ledger is not None else ([], np.full((1, 1), math.inf))
         if ledger is None or not np.all(np.isfinite(spent)):
             continue
         places = evenly_spaced(range(len(rounds) + 1), MOST_ROUNDS)
         spent, epsilon = spent[:, places], _epsilons(ledger)
-        budgets = [mu for mu in map(ledger.budget, ledger.clients) if mu is not None]
+        budgets = [budget for budget in map(ledger.budget, ledger.clients) if budget is not None]
         spendings.append(
             Spending(
                 label=method.label,
@@ -154,7 +167,7 @@ def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:
                 median=epsilon(np.median(spent, axis=0)),
                 most=epsilon(spent.max(axis=0)),
                 lines=tuple(map(epsilon, spent)) if len(spent) <= MOST_LINES else (),
-                budget=ledger.epsilon(max(budgets)) if budgets else None,
+                budget=ledger.epsilon(max(budgets, key=_size)) if budgets else None,
             )
         )
     return spendings
@@ -171,7 +184,7 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
         return {}
     if ledger is None:
         return {}
-    rounds, spent = _mu_spent(ledger)
+    rounds, spent = _spent(ledger)
     most = spent.max(axis=0)[1:]
     epsilons = _epsilons(ledger)(most[np.isfinite(most)])
     # Infinite totals come last: what is spent never shrinks.
@@ -186,27 +199,50 @@ def _proving(method: MethodResult) -> LedgerFile | None:
     return ledger if ledger is not None and ledger.entries and not is_heuristic(ledger) else None
 
 
-def _mu_spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:
-    """The rounds, and each client's total `sqrt(sum mu^2)` before the first and after each of them."""
+def _spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:
+    """The rounds, and each client's total (`_totals`) before the first and after each of them."""
     clients = {client: place for place, client in enumerate(ledger.clients)}
     rounds = sorted({entry.round for entry in ledger.entries})
     columns = {number: place for place, number in enumerate(rounds, start=1)}
     squares = np.zeros((len(clients), len(rounds) + 1))
     for entry in ledger.entries:
         for client, charge in entry.charges.items():
-            squares[clients[client], columns[entry.round]] += charge.mu2
-    return rounds, np.sqrt(np.cumsum(squares, axis=1))
+            squares[clients[client], columns[entry.round]] += _cost(charge)
+    return rounds, _totals(ledger, squares)
 
 
-def _epsilons(ledger: LedgerFile) -> Callable[[FloatArray], FloatArray]:
-    """Epsilon of each mu in an array, infinite where there is none; totals that differ by rounding share one."""
+def _cost(charge: Charge) -> float:
+    """What is added up of a charge: mu^2, or one slot."""
+    return float(charge.mu2) if charge.slot is None else 1.0
+
+
+def _totals(ledger: LedgerFile, costs: FloatArray) -> FloatArray:
+    """What costs come to one after the other: mu, `sqrt(sum mu^2)`, or how many slots."""
+    sums = np.cumsum(costs, axis=-1)
+    return sums if ledger.header.unit == "record" else np.sqrt(sums)
+
+
+def _epsilons(ledger: LedgerFile, digits: int = 9) -> Callable[[FloatArray], FloatArray]:
+    """Epsilon of each total in an array, infinite where there is none; totals that differ by rounding share one.
+
+    So many slots are counted as if all were the worst, which they are where all are alike, and beyond some dozens
+    rounded up to the next of as many steps.
+    """
+    taken = [slots for slots in map(ledger.spent, ledger.clients) if isinstance(slots, Slots)]
+    kinds = [(q, z) for slots in taken for q, z, _ in slots.rounds]
+    most = max((slots.size for slots in taken), default=0)
+    steps = np.unique(np.ceil(np.linspace(0, most, _STEPS + 1)).astype(np.int64))
 
     @cache
-    def one(mu: float) -> float:
-        epsilon = ledger.epsilon(mu) if mu else 0.0
+    def one(total: float) -> float:
+        amount: Amount = total
+        if kinds:
+            count = int(steps[np.searchsorted(steps, total)])
+            amount = Slots.of((max(q for q, _ in kinds), min(z for _, z in kinds), count))
+        epsilon = ledger.epsilon(amount) if total else 0.0
         return math.inf if epsilon is None else epsilon
 
-    return lambda mus: np.array([one(float(f"{mu:.9g}")) for mu in mus])
+    return lambda totals: np.array([one(float(f"{total:.{digits}g}")) for total in totals])
 
 
 def node_limits(ledger: LedgerFile) -> list[Limit]:
@@ -215,9 +251,9 @@ def node_limits(ledger: LedgerFile) -> list[Limit]:
     owner = find_json(ledger.path.parent / LIMITS)
     if owner is None or ledger.clients != ("self",):
         return []
-    limits, mu = [], ledger.budget("self")
-    if mu is not None:
-        limits.append(Limit.of_ledger(mu, header.delta, header.delta_failure))
+    limits, budget = [], ledger.budget("self")
+    if budget is not None:
+        limits.append(Limit.of_ledger(budget, header.delta, header.delta_failure))
     if owner:
         failing = sum(entry.charges["self"].grid_delta or 0.0 for entry in ledger.entries)
         setting, epsilon, delta = (owner[name] for name in ("setting", "epsilon", "delta"))

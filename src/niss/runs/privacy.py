@@ -150,8 +150,9 @@ def _server(method: MethodResult) -> str:
 
 def _budget(method: MethodResult, statement: JsonObject) -> str | None:
     budget = find_number([statement], "budget_epsilon")
-    # Where the claim is not a sum of charges, budget and claim are about different observers.
-    if budget is None or method.epsilon_joint is None or _worst_mu(statement) is None:
+    # Where the claim is no sum of charges, budget and claim are about different observers.
+    summed = statement.get("unit") == "record" or _worst_mu(statement) is not None
+    if budget is None or method.epsilon_joint is None or not summed:
         return None
     return (
         f"At most ε = {rounded_up(budget)} was promised in advance; the worst-off client has spent "

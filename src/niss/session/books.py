@@ -26,6 +26,7 @@ from niss.accounting import (
     run_grid_delta,
     upload_mu,
 )
+from niss.mechanism import Slots
 from niss.mechanism.clipping import in_words
 from niss.mechanism.noise import colluders_among
 from niss.protocol import Agreed, Outcome, participants_hash, terms_hash
@@ -300,7 +301,8 @@ class Books:
         if not self._plan.calibrated:
             return nodes
         numbers = np.array([self._members.by_node[node].number for node in nodes], dtype=np.int64)
-        room = self._ledger(len(self._members.by_node)).room(numbers, Charge.of(self._planned_mu(numbers)))
+        planned = Charge.of(self._planned_mu(numbers), batch=self._plan.batch)
+        room = self._ledger(len(self._members.by_node)).room(numbers, planned)
         paid = Counter(one for charge in self.charges for one in charge.members)
         members = [self._members.by_node[node] for node in nodes]
         return [
@@ -372,13 +374,16 @@ class Books:
         return caveats
 
     def _ledger(self, clients: int) -> Ledger:
-        ledger = Ledger.empty(clients)
+        budget = self._plan.budget(clients) if self._plan.calibrated else None
+        ledger = Ledger.empty(clients, budget if isinstance(budget, Slots) else None, unit=self._plan.unit)
         for charge in self.charges:
             everyone = np.array(charge.members, dtype=np.int64)
             known = everyone < clients
-            mus = np.broadcast_to(charge.joint, everyone.shape)[known]
-            ledger.charge(everyone[known], Charge.of(mus, charge.marginal))
-        ledger.budget = self._plan.budget(clients) if self._plan.calibrated else None
+            joint = charge.joint if isinstance(charge.joint, float) else np.array(charge.joint)[known]
+            cost = Charge.of(joint, charge.marginal, batch=self._plan.batch)
+            # Who has no slot left has refused the round, whatever the server made of it.
+            ledger.charge(everyone[known][ledger.room(everyone[known], cost)], cost)
+        ledger.budget = budget
         return ledger
 
     def _caveats(self) -> tuple[str, ...]:

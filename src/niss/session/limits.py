@@ -22,10 +22,10 @@ from pydantic import AfterValidator, BeforeValidator
 
 from niss.accounting import RELATIONS, Charge, Plan, scheduled_run
 from niss.accounting.asked import Mode, Relation
-from niss.accounting.ledger import Limit, require_within
+from niss.accounting.ledger import Amount, Limit, overspent, require_within, slot_taken
 from niss.checks import LIMITS
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
-from niss.mechanism import gdp_mu
+from niss.mechanism import Slots, gdp_mu
 from niss.mechanism.noise import colluders_among
 from niss.protocol import LINKS_PER_ROUND, Policy, Schedule, load_coalition
 from niss.protocol.messages import VERSION as WIRE_VERSION
@@ -83,28 +83,36 @@ FIRST_USE = Ceiling(10.0, 1e-5, f"the limit of a node without an {PREFIX}epsilon
 class Budget:
     """What a client may spend in all.
 
-    mu             B of the privacy filter; infinite where nothing is promised
+    most           B of the privacy filter: mu, or slots where records are hidden; infinite where nothing is promised
     delta          of the promise
     delta_failure  the part of delta that pays for bounds on colluding neighbours that may fail, and for the grid
     ceiling        the owner's limit of today; None: there is none
+    unit, dataset  what is hidden, as in `Plan`, and of which data, where a client has several
     """
 
-    mu: float
+    most: Amount
     delta: float
     delta_failure: float
     ceiling: Ceiling | None = None
+    unit: str = "client"
+    dataset: str = ""
+
+    @property
+    def promises(self) -> bool:
+        """Whether anything is promised."""
+        return self.most != math.inf
 
 
 @dataclass(frozen=True)
 class Spent:
     """All that was charged to a client, or promised to servers.
 
-    mu2       of all rounds, in the joint view
+    amount    what all rounds come to in the joint view: mu, or slots
     failures  with what probability a bound on colluders fails in any run that was joined, and what the grids cost
     first     the budget that the first charge was made against: a server cannot propose a second run to get a larger
     """
 
-    mu2: float
+    amount: Amount
     failures: float
     first: Budget
 
@@ -113,30 +121,47 @@ class Spent:
 
         Nothing of the grid counts where nothing is promised.
         """
-        charge.require_composable()
-        grid = charge.grid_delta or 0.0 if math.isfinite(budget.mu) else 0.0
+        grid = charge.grid_delta or 0.0 if budget.promises else 0.0
         self._require_failures(self.failures + grid)
-        require_within(self._limits(budget, grid), self.mu2 + float(charge.mu2))
+        require_within(self._limits(budget, grid), self._with(budget, charge))
         return replace(charge, grid_delta=grid)
 
-    def require_round(self, budget: Budget, mu: float) -> None:
-        """Refuse (`PrivacyError`) a run of which not even one round is left, at `mu` at most."""
-        if math.isfinite(mu):
-            require_within(self._limits(budget), self.mu2 + mu**2)
+    def require_round(self, budget: Budget, charge: Charge, rounds: int = 1) -> None:
+        """Refuse (`PrivacyError`) a run of which not even one round is left, or so many, at such a charge at most."""
+        if math.isfinite(float(charge.mu2)):
+            require_within(self._limits(budget), self._with(budget, charge, rounds))
 
-    def rounds(self, budget: Budget, mu: float, most: int) -> int:
-        """How many rounds at `mu` are left, as a server is told that must not count on more: `most`, or a power of two.
+    def _with(self, budget: Budget, charge: Charge, rounds: int = 1) -> Amount:
+        """What all come to with more rounds; refuses those of other data or another unit, or without a free slot."""
+        charge.require_unit(self.first.unit)
+        if self.first.dataset != budget.dataset:
+            raise PrivacyError(
+                f"this client's ledger is about the dataset {self.first.dataset!r}, and the run about "
+                f"{budget.dataset!r}",
+                hint="give other data a niss-state folder and an identity of their own",
+            )
+        if not isinstance(self.amount, Slots):
+            return math.sqrt(self.amount**2 + rounds * float(charge.mu2))
+        taken = self.amount
+        for _ in range(rounds):
+            if (slot := slot_taken(charge, taken, self.first.most)) is None:
+                raise overspent("self", taken, charge, self.first.most)
+            taken = taken.plus(slot)
+        return taken
+
+    def rounds(self, budget: Budget, charge: Charge, most: int) -> int:
+        """How many such rounds are left, as a server is told that must not count on more: `most`, or a power of two.
 
         It has to know whether a round of its run will find enough who can pay for it. What else it learns of a ledger
         is a factor of two, once a run; nothing of one that has room for all. That there is room for one round it learns
         from anyone who joins. What grids and failing bounds take of delta is not counted: a client may decline earlier.
         """
         told = [most, *(1 << power for power in reversed(range(most.bit_length())))]
-        return next((count for count in told if count <= most and self._has_room(budget, mu, count)), 1)
+        return next((count for count in told if count <= most and self._has_room(budget, charge, count)), 1)
 
-    def _has_room(self, budget: Budget, mu: float, rounds: int) -> bool:
+    def _has_room(self, budget: Budget, charge: Charge, rounds: int) -> bool:
         try:
-            self.require_round(budget, math.sqrt(rounds) * mu)
+            self.require_round(budget, charge, rounds)
         except PrivacyError:
             return False
         return True
@@ -144,7 +169,7 @@ class Spent:
     def require_run(self, budget: Budget, failure: float) -> None:
         """Refuse (`PrivacyError`) another run whose bounds on colluders may fail with this probability."""
         self._require_failures(self.failures + failure)
-        require_within(self._limits(budget, failure), self.mu2)
+        require_within(self._limits(budget, failure), self.amount)
 
     def _require_failures(self, failures: float) -> None:
         """By the union bound, all graphs together fail with the sum of their probabilities at most."""
@@ -160,8 +185,8 @@ class Spent:
     def _limits(self, budget: Budget, more: float = 0.0) -> list[Limit]:
         """The limits that hold: the first budget, and the owner's of today, with so much more that may fail."""
         limits, first, ceiling = [], self.first, budget.ceiling
-        if math.isfinite(first.mu):
-            limits.append(Limit.of_ledger(first.mu, first.delta, first.delta_failure))
+        if first.promises:
+            limits.append(Limit.of_ledger(first.most, first.delta, first.delta_failure))
         if ceiling is not None:
             failures = self.failures + more
             limits.append(Limit.of_owner(ceiling.setting, ceiling.epsilon, ceiling.delta, failures))
@@ -389,18 +414,22 @@ class Limits:
         )
 
     def budget(self, proposal: Proposal) -> Budget:
-        """The owner's own target where it is set, else that of the proposal.
+        """The owner's own target where it is set, else that of the proposal; in slots like the plan's, of which the
+        owner's target has room for more or fewer.
 
         The owner's delta is divided between noise and bounds that may fail in the proportion of the plan.
         """
         plan, ceiling = proposal.plan, self.ceiling_for(proposal.plan)
-        if not plan.calibrated:
-            return Budget(math.inf, plan.delta, 0.0, ceiling)
-        failing = 1.0 - plan.gaussian_delta / plan.delta
-        if self.epsilon is None or self.delta is None:
-            return Budget(float(plan.budget(1)[0]), plan.delta, failing * plan.delta, ceiling)
-        mu = gdp_mu(self.epsilon, self.delta * (1.0 - failing))
-        return Budget(mu, self.delta, failing * self.delta, ceiling)
+        most: Amount = math.inf
+        delta, failing = plan.delta, 0.0
+        if plan.calibrated:
+            most, failing = plan.whole, 1.0 - plan.gaussian_delta / plan.delta
+            if self.epsilon is not None and self.delta is not None:
+                delta, left = self.delta, self.delta * (1.0 - failing)
+                most = (
+                    most.like(self.epsilon, left) if isinstance(most, Slots) else gdp_mu(self.epsilon, left)
+                )
+        return Budget(most, delta, failing * delta, ceiling, plan.unit)
 
 
 def _require(kept: bool, why: str, hint: str | None = None) -> None:

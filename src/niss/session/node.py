@@ -28,7 +28,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Account, CommittedAccount, DrawnAccount, Promise
+from niss.accounting import Account, Charge, CommittedAccount, DrawnAccount, Promise
 from niss.errors import (
     LocalProtocolError,
     NissError,
@@ -48,7 +48,7 @@ from niss.protocol import (
     rounds_answered,
 )
 from niss.redaction import printable
-from niss.session.limits import Limits
+from niss.session.limits import Budget, Limits
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.session.ports import Directory, Reply, Request, Stage, sign_refusal
 from niss.session.proposal import Enrolment, Proposal, read_proposal
@@ -98,6 +98,7 @@ class Node:
     limits   what its owner insists on
     tracker  how it speaks to the tracker of a run
     metrics  those that it agrees to send inside an upload
+    dataset  the name of the data whose records it hides, where a run hides records
     """
 
     def __init__(
@@ -108,7 +109,9 @@ class Node:
         *,
         metrics: NoisyMetrics = NO_METRICS,
         entropy: Entropy = os.urandom,
+        dataset: str = "",
     ) -> None:
+        self._dataset = dataset
         self.store, self._limits, self._tracker = store, limits, tracker
         self._metrics, self._entropy = metrics, entropy
 
@@ -179,11 +182,11 @@ class Node:
         return self.store.join(
             run,
             signed,
-            limits.budget(proposal),
+            self._budget(proposal),
             failure=limits.failure(proposal) * proposal.plan.attempts * rounds,
-            mu=0.0 if joined else proposal.round_mu,
             # What a run costs that carries noise over is there for all of it.
             rounds=proposal.plan.participations if proposal.schedule is None else proposal.schedule.rounds,
+            charge=None if joined else Charge.of(proposal.round_mu, batch=proposal.plan.batch),
         )
 
     def _lend_key(self, joined: JoinedRun, opened: RoundOpen) -> None:
@@ -212,7 +215,13 @@ class Node:
         """A run that was joined, with all that it takes to answer in it."""
         proposal = _read(joined.proposal)
         self._check(proposal)
-        return _RunOfNode(proposal, joined, self.store, self._limits, self._tracker, self._entropy)
+        budget = self._budget(proposal)
+        return _RunOfNode(proposal, joined, self.store, self._limits, budget, self._tracker, self._entropy)
+
+    def _budget(self, proposal: Proposal) -> Budget:
+        """What the limits allow; of this node's data where records are hidden, and else of all that it has."""
+        budget = self._limits.budget(proposal)
+        return replace(budget, dataset=self._dataset) if budget.unit == "record" else budget
 
 
 class _RunOfNode:
@@ -224,6 +233,7 @@ class _RunOfNode:
         joined: JoinedRun,
         store: Store,
         limits: Limits,
+        budget: Budget,
         tracker: Directory,
         entropy: Entropy,
     ) -> None:
@@ -231,7 +241,7 @@ class _RunOfNode:
         self._identity, self._tracker, self._entropy = store.identity, tracker, entropy
         self._vouched = limits.failure(proposal)
         plan, run, state = proposal.plan, proposal.run.hex(), store.state
-        policy, budget, promise = limits.policy(proposal), limits.budget(proposal), Promise.of(plan)
+        policy, promise = limits.policy(proposal), Promise.of(plan)
         if budget.ceiling is not None:
             promise = replace(promise, delta=min(plan.delta, budget.ceiling.delta))
         account: Account

@@ -26,6 +26,7 @@ from pydantic import PlainSerializer, PlainValidator
 from niss.accounting import Plan, make_schedule, make_terms
 from niss.checks import BOOKS
 from niss.errors import ConfigError, NissError, PrivacyError, RemoteProtocolError
+from niss.mechanism import Slots
 from niss.mechanism.clipping import AdaptiveClip
 from niss.protocol import (
     PUBLIC_BYTES,
@@ -134,8 +135,9 @@ class Proposal:
 
     @cached_property
     def run_mu(self) -> float:
-        """The most that the run may cost a client; infinite for a plan that promises nothing."""
-        return float(self.plan.budget(1)[0]) * (1.0 + BOOKS) if self.plan.calibrated else math.inf
+        """The most mu that the run may cost a client; infinite for a plan that promises nothing, or slots."""
+        whole = self.plan.whole if self.plan.calibrated else math.inf
+        return math.inf if isinstance(whole, Slots) else whole * (1.0 + BOOKS)
 
     def signed(self, server: Identity) -> bytes:
         """The proposal as it travels: the server's signature, then JSON."""

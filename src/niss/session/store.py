@@ -17,6 +17,7 @@ import numpy as np
 
 from niss.accounting import Charge, ChargeableLedger, Ledger
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
+from niss.mechanism import Slots
 from niss.protocol import Entropy, Identity, SecretBytes
 from niss.session.limits import Budget, Spent
 from niss.settings import check_json, to_values
@@ -151,7 +152,14 @@ class Store(ABC):
         """
 
     def join(
-        self, run: str, proposal: bytes, budget: Budget, *, failure: float, mu: float = 0.0, rounds: int = 1
+        self,
+        run: str,
+        proposal: bytes,
+        budget: Budget,
+        *,
+        failure: float,
+        charge: Charge | None = None,
+        rounds: int = 1,
     ) -> JoinedRun:
         """What is remembered of a run: that this proposal was agreed to, unless it was joined before; kept with `save`.
 
@@ -159,14 +167,15 @@ class Store(ABC):
         proposal  as the server signed it
         budget    what may be spent in all, where no earlier run has fixed it
         failure   with what probability a bound on colluders of any graph of the run may fail
-        mu        what one round of it costs, at most
+        charge    what one round of it costs, at most; None: that is paid for
         rounds    that it may take part in
 
         Raises `PrivacyError` where the budget does not cover another round, so that nobody waits for this client, where
         the bounds on colluders of all runs together could fail too often, and for a run that is over for this client.
         """
         spent, state = self.spent(budget), self.state
-        spent.require_round(budget, mu)
+        if charge is not None:
+            spent.require_round(budget, charge)
         if run in state.runs:
             return state.runs[run]
         if run in state.over or len(state.over) >= MOST_RUNS_OVER:
@@ -182,7 +191,11 @@ class Store(ABC):
                 )
             spent.require_run(budget, failure)
             state.failures, state.failing = state.failures + failure, state.failing + 1
-        joined = JoinedRun(proposal, state.next_key, rounds=spent.rounds(budget, mu, rounds))
+        joined = JoinedRun(
+            proposal,
+            state.next_key,
+            rounds=rounds if charge is None else spent.rounds(budget, charge, rounds),
+        )
         state.note(run, joined)
         return joined
 
@@ -205,7 +218,9 @@ class MemoryStore(Store):
 
     def spent(self, budget: Budget) -> Spent:
         failures = self.failures + self.state.failures
-        return Spent(float(self.charged.joint_squared[0]), failures, self.budget or budget)
+        first = self.budget or budget
+        self.charged.unit = first.unit
+        return Spent(self.charged.spent(0), failures, first)
 
     def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
         del run, relation
@@ -226,7 +241,8 @@ class _LedgerInMemory:
         store = self.store
         charge = store.spent(self.budget).require_room(self.budget, charges[SELF])
         store.budget = store.budget or self.budget
-        store.charged.budget = np.array([store.budget.mu])
+        most = store.budget.most
+        store.charged.budget = most if isinstance(most, Slots) else np.array([most])
         store.charged.charge(np.zeros(1, dtype=np.int64), charge)
         store.failures += charge.grid_delta or 0.0
         store.save()

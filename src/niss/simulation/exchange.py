@@ -84,7 +84,9 @@ class Simulated:
         joint_mu = np.zeros(here.size)
         if not opened.closing:
             joint_mu = method.joint_mu(plan, repairing=federation.repairing)
-            opened.ledger.charge(plan.participants, Charge.of(joint_mu, plan.marginal_mu))
+            opened.ledger.charge(
+                plan.participants, Charge.of(joint_mu, plan.marginal_mu, batch=plan.plan.batch)
+            )
         # In the sum of the uploads the shares cancel; a trusted server may add noise of its own.
         total = uploads.total(here)
         if federation.trainer.ranks.first:

@@ -27,6 +27,7 @@ from niss.accounting.ledger import LedgerEntry
 from niss.errors import RunFolderError
 from niss.files import CHECKPOINT, LEDGER, METRICS, MODEL, PRIVACY, RESULT, write_atomically, write_json
 from niss.learning import threads
+from niss.mechanism import Slots
 from niss.runs import RoundRecord, RunFolder
 from niss.runs.folder import other_rounds
 from niss.simulation.config import Config
@@ -106,7 +107,9 @@ class MethodRun:
         plan = self.federation.plan
         # A target per round promises nothing about the whole training, so it is no budget.
         filtered = plan.calibrated and config.privacy.scope == "training"
-        empty = Ledger.empty(config.clients, plan.budget(config.clients) if filtered else None)
+        empty = Ledger.empty(
+            config.clients, plan.budget(config.clients) if filtered else None, unit=plan.unit
+        )
         basis = {"method": plan.kind.name, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
         self.ledger = RecordedLedger(**vars(empty), basis=basis)
         self.weights, self.server, self.rounds_done = inputs.start, FRESH, 0
@@ -169,7 +172,10 @@ class MethodRun:
         plan, config, budget = self.federation.plan, self.config, self.ledger.budget
         delta = stated_delta(plan, config.most_participations(config.training.sampling))
         grid = 0.0 if self.federation.exchange.real else plan.grid_delta
-        budgets = [None] * config.clients if budget is None else budget.tolist()
+        if budget is None or isinstance(budget, Slots):
+            budgets: list[Any] = [budget and budget.rounds] * config.clients
+        else:
+            budgets = budget.tolist()
         return LedgerHeader(
             run=f"{config.name}/{self.method.title}",
             budgets={str(client): budget for client, budget in enumerate(budgets)},
@@ -361,7 +367,7 @@ class RecordedLedger(Ledger):
             joint = np.broadcast_to(charge.mu2, participants.shape).tolist()
             marginal = np.broadcast_to(charge.marginal_mu2, participants.shape).tolist()
             charges = {
-                str(client): Charge(_or_infinite(mu2), _or_infinite(marginal_mu2))
+                str(client): Charge(_or_infinite(mu2), _or_infinite(marginal_mu2), charge.slot)
                 for client, mu2, marginal_mu2 in zip(participants.tolist(), joint, marginal, strict=True)
             }
             self.file.charge(len(self.history), attempt, charges, self.basis)
@@ -372,7 +378,9 @@ class RecordedLedger(Ledger):
         joint, marginal = (
             np.array([getattr(charge, name) for _, charge in charges]) for name in ("mu2", "marginal_mu2")
         )
-        super().charge(np.array([client for client, _ in charges]), Charge(joint, marginal))
+        super().charge(
+            np.array([client for client, _ in charges]), Charge(joint, marginal, charges[0][1].slot)
+        )
 
 
 def _or_infinite(mu2: float) -> float:

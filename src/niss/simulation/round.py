@@ -52,7 +52,7 @@ def begin_round(
 
     # 1. The server invites clients whose budget has room for one more round.
     everyone = np.arange(clients.sizes.size)
-    planned = Charge.of(plan.kind.planned_mu(plan, everyone, number, history))
+    planned = Charge.of(plan.kind.planned_mu(plan, everyone, number, history), batch=plan.batch)
     participants = federation.participants(number, history, ledger.room(everyone, planned))
     # Where a secret draw finds nobody, noise is released: someone stands in whose update counts nothing.
     nobody = plan.kind.secret_draw and participants.size == 0
