@@ -91,8 +91,12 @@ def test_two_dealings_have_nothing_in_common() -> None:
     federation, agreed = opened()
     (mask, first), (another, second) = dealt(federation, agreed), dealt(federation, agreed)
     assert len(first) == len(second) == committee.pieces_size(agreed, OWNER)
-    assert len(first) == 32 * (2 * MEMBERS - THRESHOLD + 3 + SIZE - 1)
-    assert not set(committee.cut(first)) & set(committee.cut(second))
+    numbers = 32 * (2 * MEMBERS - THRESHOLD + 3)
+    assert len(first) == numbers + 16 * (SIZE - 1)
+    assert not set(committee.cut(first[:numbers])) & set(committee.cut(second[:numbers]))
+    seals = [{dealing[at : at + 16] for at in range(numbers, len(first), 16)} for dealing in (first, second)]
+    assert len(seals[0]) == SIZE - 1
+    assert not seals[0] & seals[1]
     assert mask != another
 
 

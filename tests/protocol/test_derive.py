@@ -16,18 +16,18 @@ from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import Context, carried_context, round_context
 from niss.protocol.curve import SecretBytes, length_prefixed
 from niss.protocol.keys import x25519_public
-from niss.protocol.shares import derive_seed, pair_secret
+from niss.protocol.shares import derive_seed, edge_key, pair_secret
 from support.fixed_entropy import ROUND, FixedEntropy, context
 
 ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))
 ALICE_PUBLIC, BOB_PUBLIC = x25519_public(ALICE), x25519_public(BOB)
 A, B = bytes([1]) * 32, bytes([2]) * 32
-SHARED = SecretBytes(range(32))
+SHARED = SecretBytes(range(16))
 CARRIED = {"run": b"run", "round": 3} | {
     name: name[:1].encode() * 32 for name in ("plan", "beacon", "terms", "senders", "receivers")
 }
 GOLDEN_PAIR = "c36d448d1d5dd4f7168ba302c636cbae3723269e0f74594149e2993036a0b86f"
-GOLDEN_SEED = "1d7e7db96e6473e3c3cfda1dd37ada680244b8b3a34d1d8eb9a112f3adb7edb2"
+GOLDEN_SEED = "39dd044a1216127fa64083f46db077f7b0490f336dfc620055553152cc205b81"
 GOLDEN_DIGEST = "fa79489b44fb4f85ce580600608e53ce8ef614f37072c1600bd38c570537b1d1"
 
 
@@ -67,7 +67,7 @@ def test_a_context_is_encoded_as_ever() -> None:
 
 def test_a_carried_seed_does_not_change_from_release_to_release() -> None:
     seed = derive_seed(SHARED, carried_context(**CARRIED), b"a" * 32, b"b" * 32)
-    assert seed.hex() == "c597414d729f86cb8ff6dc1126a1d51710979f546c368ce3141c9e4d3080290f"
+    assert seed.hex() == "dcb604a19697712e62bd0b3f5d7473c93a920695fde41e8d8b826d332af77779"
 
 
 def contexts(make: Callable[..., Context], values: dict[str, Any]) -> list[Context]:
@@ -85,7 +85,7 @@ def test_everything_is_bound() -> None:
         one = found[0]
         seeds += [derive_seed(SHARED, each, A, B) for each in found]
         seeds += [derive_seed(SHARED, one, *ends) for ends in ((B, A), (A, bytes(32)), (bytes(32), B))]
-        seeds.append(derive_seed(SecretBytes(bytes(32)), one, A, B))
+        seeds.append(derive_seed(SecretBytes(bytes(16)), one, A, B))
         digests += [each.digest() for each in found]
     assert len({bytes(seed) for seed in seeds}) == len(seeds) == 7 + 8 + 2 * 4
     assert len(set(digests)) == len(digests)
@@ -111,8 +111,8 @@ def test_both_ends_derive_the_same_seed(one: bytes, other: bytes) -> None:
     public, other_public = x25519_public(SecretBytes(one)), x25519_public(SecretBytes(other))
     if public == other_public:
         return
-    here = derive_seed(pair_secret(one, other_public), context(), A, B)
-    there = derive_seed(pair_secret(other, public), context(), A, B)
+    here = derive_seed(edge_key(pair_secret(one, other_public), context(), A, B), context(), A, B)
+    there = derive_seed(edge_key(pair_secret(other, public), context(), B, A), context(), A, B)
     assert here == there
 
 

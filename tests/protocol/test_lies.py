@@ -426,7 +426,7 @@ def test_what_the_pieces_cost(members: int, threshold: int) -> None:
     """A fresh key, the secret's point, a point a member, a piece where it does not follow, a seal a neighbour."""
     upload = settle(committee=members, threshold=threshold, absent=()).uploads[0]
     bare = replace(upload, pieces=b"", commitment=b"")
-    extra = 32 + 32 * (2 * members - threshold + 3 + SIZE - 1)
+    extra = 32 + 32 * (2 * members - threshold + 3) + 16 * (SIZE - 1)
     assert len(encode(upload)) - len(encode(bare)) == extra + 1
 
 

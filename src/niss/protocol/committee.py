@@ -24,7 +24,7 @@ that one number takes B to S_c and each P to its partial (Chaum and Pedersen, 19
 from a hash; made non-interactive by Fiat and Shamir, 1986). A member checks its piece against S_c before it uses it, so
 an honest one is never caught with a false partial. That the S_c belong to R is checked on those that are interpolated.
 
-An upload with v edges has 32 (2n - t + 3 + v) bytes for it: the fresh key, R, n points, n - t + 1 pieces under their
+An upload with v edges has 32 (2n - t + 3) + 16 v bytes for it: the fresh key, R, n points, n - t + 1 pieces under their
 pads, v seals in the order of `Agreed.edge_places`.
 """
 
@@ -51,7 +51,7 @@ from niss.protocol.curve import (
 )
 from niss.protocol.keys import SECRET_BYTES, x25519_public
 from niss.protocol.messages import Partials
-from niss.protocol.shares import EdgeKeys, pair_secret
+from niss.protocol.shares import EDGE_KEY_BYTES, EdgeKeys, pair_secret
 
 CHALLENGE_BYTES = 16
 PROOF_BYTES = CHALLENGE_BYTES + SCALAR_BYTES
@@ -70,7 +70,8 @@ _PROOF_TAG = b"niss.partials-proof.v1"
 def pieces_size(agreed: Agreed, seat: int) -> int:
     """Bytes of the pieces and seals that the client in this seat deals."""
     terms = agreed.terms
-    return SCALAR_BYTES * (2 * terms.committee - terms.threshold + 3 + len(agreed.edge_places(seat)))
+    dealt = SCALAR_BYTES * (2 * terms.committee - terms.threshold + 3)
+    return dealt + EDGE_KEY_BYTES * len(agreed.edge_places(seat))
 
 
 def deal(keys: EdgeKeys, entropy: Entropy) -> tuple[SecretBytes, bytes]:
@@ -189,16 +190,16 @@ def _sealed(agreed: Agreed, owner: int, place: int, point: bytes, key: bytes) ->
     """A key under what the point `r T_k` gives, or the other way round."""
     identity = agreed.participants[owner].identity
     hashed = length_prefixed(_SEAL_TAG, agreed.digest, identity, uint64(place), point)
-    pad = int.from_bytes(hashlib.sha256(hashed).digest(), "big")
-    return (pad ^ int.from_bytes(key, "big")).to_bytes(SECRET_BYTES, "big")
+    pad = int.from_bytes(hashlib.sha256(hashed).digest()[:EDGE_KEY_BYTES], "big")
+    return (pad ^ int.from_bytes(key, "big")).to_bytes(EDGE_KEY_BYTES, "big")
 
 
 def open_seal(agreed: Agreed, owner: int, place: int, point: bytes, pieces: bytes) -> SecretBytes:
     """The key of the edge from `owner` to that place in `Agreed.everyone`, from `r T_k` and what `owner` dealt."""
     places = agreed.edge_places(owner)
-    seals = pieces[-SECRET_BYTES * len(places) :]
-    start = SECRET_BYTES * places.index(place)
-    return SecretBytes(_sealed(agreed, owner, place, point, seals[start : start + SECRET_BYTES]))
+    seals = pieces[-EDGE_KEY_BYTES * len(places) :]
+    start = EDGE_KEY_BYTES * places.index(place)
+    return SecretBytes(_sealed(agreed, owner, place, point, seals[start : start + EDGE_KEY_BYTES]))
 
 
 def commit_mask(agreed: Agreed, seat: int, seed: bytes) -> bytes:

@@ -34,7 +34,7 @@ from niss.protocol.curve import Entropy, Secret, SecretBytes, length_prefixed
 from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES
 from niss.randomness import SecretStream, add_gaussians
 
-SEED_BYTES = 32
+SEED_BYTES, EDGE_KEY_BYTES = 32, 16
 _PAIR_TAG = b"niss.pair.v1"
 _KEY_TAG = b"niss.edge-key.v1"
 
@@ -69,7 +69,7 @@ def edge_key(secret: bytes, context: Context, one: bytes, other: bytes) -> Secre
     secret = SecretBytes(secret)
     first, second = sorted((one, other))
     info = length_prefixed(_KEY_TAG, context.digest(), first, second)
-    return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(secret))
+    return SecretBytes(HKDF(SHA256(), EDGE_KEY_BYTES, None, info).derive(secret))
 
 
 def derive_seed(key: bytes, context: Context, sender: bytes, receiver: bytes) -> SecretBytes:
@@ -83,8 +83,8 @@ def derive_seed(key: bytes, context: Context, sender: bytes, receiver: bytes) ->
             raise LocalProtocolError(f"{name}: must be the {PUBLIC_BYTES} bytes of an identity")
     if sender == receiver:
         raise LocalProtocolError("sender and receiver are the same", hint="no client is its own neighbour")
-    if len(key) != SEED_BYTES:
-        raise LocalProtocolError(f"the key of an edge has {SEED_BYTES} bytes, as `edge_key` returns it")
+    if len(key) != EDGE_KEY_BYTES:
+        raise LocalProtocolError(f"the key of an edge has {EDGE_KEY_BYTES} bytes, as `edge_key` returns it")
     info = length_prefixed(context.seed_tag, *context.fields, sender, receiver, context.purpose)
     return SecretBytes(HKDF(SHA256(), SEED_BYTES, None, info).derive(key))
 
