@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from niss.errors import NissError
 from niss.protocol.agreement import agree
 from niss.protocol.messages import MODES, RoundOpen, Terms, encode
 from niss.protocol.schedule import Schedule
+from niss.settings import check_json
 from support.protocol_round import NOISY, CarriedFederation, schedule
 from support.what_left import COORDINATES, SIZE, Held, assessing, opened_with, rounded_variance, spoilt
 
@@ -180,7 +181,7 @@ def true_mu2(committed: Schedule, rounds: list[int], colluders: int) -> float:
 def odd_schedule(rng: random.Random, values: dict[str, Any]) -> tuple[str, str]:
     changed, colluders = change_values(rng, values), rng.randrange(3)
     try:
-        committed = Schedule.from_json(json.loads(json.dumps(changed)))
+        committed = check_json(Schedule, json.dumps(changed))
         account = CommittedAccount(committed, colluders=colluders)
         charged, taken = 0.0, []
         for number in range(rng.randrange(committed.separation), committed.horizon, committed.separation):
@@ -211,7 +212,7 @@ def start_carried(label: str) -> Iterator[Feed]:
     federation.play_round(0)
     opened, one = federation.open_next(1), federation.cohort(1)[0]
     seat = federation.seats[one]
-    before, values = seat.kept[-1], federation.schedule.to_json()
+    before, values = seat.kept[-1], asdict(federation.schedule)
 
     def odd_opening(rng: random.Random) -> tuple[str, str]:
         message: RoundOpen = opened

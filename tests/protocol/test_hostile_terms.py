@@ -146,6 +146,7 @@ def test_a_round_without_shares_is_refused_though_its_charge_would_do() -> None:
         ({"mu": 0.1}, {}, r"mu = 0\.5"),
         ({"modes": ("tolerate",)}, {"mode": "repair"}, "repair"),
         ({}, {"grid_bits": 63}, "at most 62"),
+        ({}, {"modulus_bits": 40}, "32 or 64 bits"),
         ({}, {"unit_variance": 1e40}, "too strong for the grid"),
         ({}, {"self_variance": 1e308, "mode": "repair"}, "too strong for the grid"),
     ],

@@ -360,8 +360,8 @@ def test_refusals_quote_nothing(name: str) -> None:
         ("RoundOpen", {"terms": {"run": b""}}, "RoundOpen.terms.run: must hold"),
         (
             "RoundOpen",
-            {"terms": {"modulus_bits": 15}},
-            "RoundOpen.terms.modulus_bits: must lie between 16 and 64",
+            {"terms": {"modulus_bits": 31}},
+            "RoundOpen.terms.modulus_bits: must lie between 32 and 64",
         ),
         ("RoundOpen", {"terms": {"coordinates": 0}}, "RoundOpen.terms.coordinates: must lie"),
         ("RoundOpen", {"terms": {"clip": float("nan")}}, "RoundOpen.terms.clip: must be finite"),

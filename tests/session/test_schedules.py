@@ -18,7 +18,7 @@ from session.scene import Scene
 def joined(said: Any, values: Any) -> Any:
     if not isinstance(values, dict):
         return values
-    return said | {name: joined(said[name], value) for name, value in values.items()}
+    return said | {name: joined(said.get(name), value) for name, value in values.items()}
 
 
 def changed(scene: Scene, **values: Any) -> bytes:
@@ -51,6 +51,7 @@ UNREPAIRED = {"committee": 0, "threshold": 0, "self_mask": 0.0, "dropped": 0, "r
         *((False, name) for name in ("rounds", "participants")),
         (True, {"plan": {"mode": "tolerate"}}),
         (True, {"schedule": {"noise": UNREPAIRED}}),
+        *((False, {"schedule": more}) for more in ({"more": 1}, {"noise": {"more": 1}})),
     ],
 )
 def test_a_schedule_that_does_not_keep_the_promise_is_declined(

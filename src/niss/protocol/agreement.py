@@ -26,7 +26,7 @@ from niss.graph import ShareGraph
 from niss.graph.shares import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
 from niss.protocol.curve import length_prefixed, uint64
-from niss.protocol.messages import Participant, PreviousRound, RoundOpen, Terms
+from niss.protocol.messages import MODULI, Participant, PreviousRound, RoundOpen, Terms
 from niss.randomness.secret import LARGEST_DEVIATION
 
 IntArray = NDArray[np.int64]
@@ -381,6 +381,8 @@ def _check_terms(terms: Terms, graph: ShareGraph) -> None:
     """Refuse what cannot be carried out, before anyone is charged for it."""
     if terms.grid_bits > MAX_BITS:
         raise RemoteProtocolError(f"the grid has {terms.grid_bits} bits; at most {MAX_BITS} are possible")
+    if terms.modulus_bits not in MODULI:
+        raise RemoteProtocolError(f"numbers are packed in 32 or 64 bits, not in {terms.modulus_bits}")
     if (
         terms.records is not None
         and not terms.clip / terms.records.divisor * 2.0**terms.grid_bits <= _LARGEST_RECORD
@@ -444,7 +446,7 @@ def survivors_hash(context: bytes, survivors: tuple[int, ...]) -> bytes:
     return hashlib.sha256(b"niss.survivors.v1" + context + seats).digest()
 
 
-_WORDS = {32: "<u4", 64: "<u8"}
+_WORDS = dict(zip(MODULI, ("<u4", "<u8"), strict=True))
 
 
 def pack(values: NDArray[np.uint64], modulus_bits: int) -> bytes:

@@ -58,8 +58,8 @@ MODES = ("tolerate", "repair")
 
 RUN_BYTES = 64
 POINT_BYTES, PROOF_BYTES = 32, 48
-NARROWEST, WIDEST = 16, 64
-"""Bits of a modulus."""
+MODULI = (32, 64)
+"""Bits of a modulus: those of the words in which uploads are packed."""
 
 # How unlikely it is that more records are in a batch than sums have room for: e to the minus that.
 _TAIL = 30.0
@@ -76,7 +76,7 @@ Hash = Annotated[bytes, Exact(32)]
 Signature = Annotated[bytes, Blob(64, step=64)]
 Seat = Annotated[int, Uint(lambda limits: limits.max_participants - 1)]
 Headcount = Annotated[int, Uint(_everyone)]
-Vector = Annotated[bytes, Blob(lambda limits: limits.max_coordinates * (WIDEST // 8))]
+Vector = Annotated[bytes, Blob(lambda limits: limits.max_coordinates * (MODULI[-1] // 8))]
 Count32 = Annotated[int, Uint((1 << 32) - 1)]
 # Seats and prekeys lie in rising order and identities differ, so that a set has one encoding and no one counts twice.
 Seats = Annotated[tuple[Seat, ...], Items(_everyone, rising=lambda seat: seat)]
@@ -162,8 +162,8 @@ class Terms:
     attempt: Count32
     mode: Annotated[str, Choice(MODES)]
     coordinates: Annotated[int, Uint(attrgetter("max_coordinates"), low=1)]
-    grid_bits: Annotated[int, Uint(WIDEST)]
-    modulus_bits: Annotated[int, Uint(WIDEST, low=NARROWEST)]
+    grid_bits: Annotated[int, Uint(MODULI[-1])]
+    modulus_bits: Annotated[int, Uint(MODULI[-1], low=MODULI[0])]
     clip: float
     neighbours: float
     unit_variance: float

@@ -24,11 +24,9 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from sys import float_info
-from typing import Any, get_type_hints
 
 from niss.checks import PLANNED
 from niss.errors import ConfigError, RemoteProtocolError
@@ -36,7 +34,7 @@ from niss.mechanism.grid import MAX_BITS
 from niss.mechanism.noise import Noise, colluders_among
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import check_prekey, link_of, verify_beacon
-from niss.protocol.messages import MODES, CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
+from niss.protocol.messages import MODES, MODULI, CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
 
 MOST_ROUNDS = 2_000
 """What a run costs is computed from a matrix of its rounds: longer ones are refused before that."""
@@ -81,7 +79,6 @@ class Schedule:
             "separation": (self.separation, 2, MOST_ROUNDS),
             "coordinates": (self.coordinates, 1, 2**32),
             "grid_bits": (self.grid_bits, 0, MAX_BITS),
-            "modulus_bits": (self.modulus_bits, 16, 64),
             "clip": (self.clip, 0.0, float_info.max),
             "dropped": (noise.dropped, 0, noise.participants - 2 if members else 0),
             "revealed": (noise.revealed, noise.dropped, noise.dropped),
@@ -92,6 +89,8 @@ class Schedule:
         for name, (value, low, high) in bounds.items():
             if not low <= value <= high:
                 raise ConfigError(f"must lie between {low:g} and {high:g}", field=name)
+        if self.modulus_bits not in MODULI:
+            raise ConfigError("must be 32 or 64", field="modulus_bits")
         if noise.self_mask and not members:
             raise ConfigError("is for rounds that are repaired", field="self_mask")
 
@@ -166,19 +165,6 @@ class Schedule:
                 hint="leave this round out",
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """All numbers by name; floats come back the same from JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: object) -> Schedule:
-        """What `to_json` gave, from someone who is not believed; anything else is a `RemoteProtocolError`."""
-        try:
-            found: Schedule = _exactly(cls, values)
-        except ConfigError as error:
-            raise RemoteProtocolError(f"schedule: {error.message}") from None
-        return found
-
     def check_round(self, opened: RoundOpen, last: int | None) -> RoundCohorts:
         """Refuse a round that is not the next which this schedule allows a client to answer; returns its cohorts.
 
@@ -204,20 +190,6 @@ class Schedule:
                 raise RemoteProtocolError(f"{name} has {found} participants, but the schedule says {wanted}")
         self.check_return(number, last)
         return cohorts
-
-
-def _exactly(kind: type[Any], values: object) -> Any:
-    """A dataclass from JSON with all its fields, none besides, and each of just its type; else a `ConfigError`."""
-    hints = get_type_hints(kind)
-    if not isinstance(values, Mapping) or values.keys() != hints.keys():
-        raise ConfigError(f"a {kind.__name__.lower()} must have all its numbers and nothing else")
-    read = dict(values)
-    for name, hint in hints.items():
-        if hint not in (int, float, bool):
-            read[name] = _exactly(hint, read[name])
-        elif type(read[name]) is not hint:
-            raise ConfigError(f"must be of type {hint.__name__}", field=name)
-    return kind(**read)
 
 
 def check_cohorts(
