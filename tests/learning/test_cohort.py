@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from niss.learning import (
-    ClippedStep,
     Cohort,
     FlatLayout,
     ImageSamples,
@@ -20,8 +19,7 @@ from niss.learning import (
     LocalTraining,
     build_model,
 )
-from niss.learning.cohort import Problem, Work
-from niss.learning.cpu import make_groups
+from niss.learning.cohort import Problem
 from niss.randomness import SimStream
 from support.stacked import assert_as_the_reference, make_jobs, two_starts
 
@@ -48,7 +46,7 @@ def in_float32(task: Problem) -> Problem:
     return Problem(module, FlatLayout.of(module), task.inputs.float(), task.labels)
 
 
-def train(task: Problem, jobs: list[Job], work: Work) -> Tensor:
+def train(task: Problem, jobs: list[Job], work: LocalTraining) -> Tensor:
     with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         return cohort.train(jobs, work)
 
@@ -128,38 +126,3 @@ def test_blow_up_by_the_learning_rate_is_returned_not_raised() -> None:
     jobs = make_jobs(task, (10, 10, 10), [start, start * 1e200, start])
     updates = train(task, jobs, LocalTraining(epochs=5, learning_rate=1e160))
     assert not updates[1].isfinite().all()
-
-
-@pytest.mark.parametrize("hidden", [(), (12, 8)])
-@pytest.mark.parametrize("clip", [1e-3, 0.7, 1e6])
-def test_clipped_steps_equal_the_reference(hidden, clip) -> None:
-    task, work = problem("mlp", (1, 5, 4), 306, hidden), ClippedStep(clip, 0.5)
-    task.inputs[1] = math.inf
-    task.inputs[2] = 1e160
-    task.inputs[3] = 0.0
-    jobs = make_jobs(task, (300, 5, 1), two_starts(task))
-    for update, job in zip(train(task, jobs, work), jobs, strict=True):
-        assert relative(update, task.update_of(job, work)) < 1e-10
-
-
-def test_clipped_steps_leave_out_what_overflows_in_float32() -> None:
-    task, work = in_float32(problem("mlp", (1, 5, 4), 8, (6,))), ClippedStep(1.0, 1.0)
-    task.inputs[2:4] *= 1e37
-    jobs = make_jobs(task, (8,), [10.0 * task.layout.flatten(task.module)])
-    assert relative(train(task, jobs, work)[0], task.update_of(jobs[0], work)) < 1e-5
-
-
-@given(
-    sizes=st.lists(st.integers(1, 50), max_size=40),
-    largest=st.integers(1, 16),
-    workers=st.integers(1, 8),
-    at_least=st.integers(1, 4),
-)
-def test_groups_hold_everyone_once_largest_first(sizes, largest, workers, at_least) -> None:
-    jobs = [Job(NOWHERE, torch.zeros(size), SimStream(number)) for number, size in enumerate(sizes)]
-    groups = make_groups(jobs, largest, workers, lambda some: len(some) >= at_least)
-    rows = [row for numbers, _ in groups for row in numbers]
-    assert sorted(rows) == list(range(len(sizes)))
-    assert [sizes[row] for row in rows] == sorted(sizes, reverse=True)
-    assert all(0 < len(numbers) <= largest for numbers, _ in groups)
-    assert all(len(numbers) in (1, *range(at_least, largest + 1)) for numbers, _ in groups)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from niss.learning import ClippedStep, FlatLayout, LocalTraining
+from niss.learning import FlatLayout, LocalTraining
 from niss.learning import cuda as engine_module
-from niss.learning.cohort import BatchTable, Problem, Work
+from niss.learning.cohort import BatchTable, Problem
 from niss.learning.cuda import CudaEngine
 from niss.learning.cuda.program import DeviceTable, PlainSteps, Steps, stacked_module
 from support.stacked import assert_as_the_reference, make_jobs
@@ -104,7 +104,11 @@ SIZES = (9, 4, 12, 7, 3, 10)
 
 
 def assert_equal(
-    engine: CudaEngine, problem: Problem, starts: Sequence[Tensor], work: Work, sizes: Sequence[int] = SIZES
+    engine: CudaEngine,
+    problem: Problem,
+    starts: Sequence[Tensor],
+    work: LocalTraining,
+    sizes: Sequence[int] = SIZES,
 ) -> None:
     """For clients from these starts in turn, or from the weights of the module."""
     jobs = make_jobs(problem, sizes, starts)
@@ -128,8 +132,6 @@ def test_clients_that_agree_in_what_is_frozen_are_stacked_and_others_are_not() -
     third = torch.where(trained, start, 0.7 * start)
     assert_equal(engine, problem, [start, other, third], WORK)
     assert sorted(Eager.made[1:]) == [2, 4]
-    for clip in (0.1, 10.0):
-        assert_equal(engine, problem, [start, other, third], ClippedStep(clip, 0.5))
 
 
 def test_few_clients_of_a_recurrent_layer_are_trained_one_after_another() -> None:
@@ -191,21 +193,3 @@ def test_clients_are_dealt_to_lanes_and_stay_in_order(
     assert len(held) == lanes
     assert sum(held) == len(sizes)
     assert max(held) - min(held) <= 1
-
-
-def test_clipped_steps_go_on_in_smaller_chunks_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make_problem(Adapted())
-    engine = CudaEngine(problem, device="cpu")
-    chunks: list[int] = []
-    together = engine_module.clipped_gradient_steps
-
-    def scarce(*parts: object, chunk: int, **options: object) -> Tensor:
-        chunks.append(chunk)
-        if chunk > 20:
-            raise torch.cuda.OutOfMemoryError("none left")
-        return together(*parts, chunk=chunk, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine_module, "clipped_gradient_steps", scarce)
-    assert_equal(engine, problem, [], ClippedStep(0.1, 0.5))
-    assert chunks[0] == 4096
-    assert chunks[-1] == 16

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from niss.errors import ConfigError
 from niss.learning import (
-    ClippedStep,
     Cohort,
     FlatLayout,
     ImageSamples,
@@ -21,7 +20,6 @@ from niss.learning import (
     TokenSamples,
     batch_order,
     build_model,
-    clipped_gradient_step,
     evaluate,
     train_client,
 )
@@ -33,21 +31,13 @@ LOGITS = torch.zeros(5, 3)
 NONE = torch.tensor([], dtype=torch.int64)
 
 
-def learn(learner: Callable[..., Tensor], module: nn.Module | None = None, **changes: Any) -> Tensor:
-    """`train_client` or `clipped_gradient_step`, with four samples unless told otherwise."""
+def train(module: nn.Module | None = None, **changes: Any) -> Tensor:
+    """`train_client`, with four samples unless told otherwise."""
     module = small_mlp() if module is None else module
     layout = FlatLayout.of(module)
     images, labels = samples(4)
-    given = {"start": layout.flatten(module), "images": images, "labels": labels} | changes
-    return learner(module, layout, **given)
-
-
-def train(module: nn.Module | None = None, **changes: Any) -> Tensor:
-    return learn(train_client, module, **{"settings": LocalTraining(), "stream": STREAM} | changes)
-
-
-def clip(module: nn.Module | None = None, **changes: Any) -> Tensor:
-    return learn(clipped_gradient_step, module, **{"work": ClippedStep(1.0, 0.1)} | changes)
+    given = {"start": layout.flatten(module), "images": images, "labels": labels}
+    return train_client(module, layout, **given | {"settings": LocalTraining(), "stream": STREAM} | changes)
 
 
 def cohort(labels: Tensor = LABELS, **options: Any) -> Cohort:
@@ -57,17 +47,12 @@ def cohort(labels: Tensor = LABELS, **options: Any) -> Cohort:
 
 
 def train_together(start: Tensor | None = None, rows: Tensor | None = None, labels: Tensor = LABELS) -> None:
-    """Two jobs, the second as told; by both kinds of work."""
+    """Two jobs, the second as told."""
     some = cohort(labels)
     vector, both = torch.zeros(some._layout.size), torch.tensor([0, 1])
     jobs = [Job(vector, both, STREAM)]
     jobs.append(Job(vector if start is None else start, both if rows is None else rows, STREAM))
-    with pytest.raises(ConfigError) as by_steps:
-        some.train(jobs, LocalTraining(epochs=1))
-    with pytest.raises(ConfigError) as by_clipped_step:
-        some.train(jobs, ClippedStep(1.0, 1.0))
-    assert str(by_steps.value) == str(by_clipped_step.value)
-    raise by_steps.value
+    some.train(jobs, LocalTraining(epochs=1))
 
 
 def build(name: str = "mlp", samples: Any = SHAPE, classes: int = 3, **sizes: Any) -> nn.Module:
@@ -96,36 +81,19 @@ REFUSED: list[tuple[Callable[[], object], str, str]] = [
         (lambda value=value: LocalTraining(weight_decay=value), "weight_decay", "at least 0")
         for value in (-1e-9, math.inf)
     ],
-    *[(lambda value=value: ClippedStep(value, 1.0), "clip", "above 0") for value in (0.0, math.inf)],
-    *[(lambda value=value: ClippedStep(1.0, value), "learning_rate", "above 0") for value in (0.0, -1.0)],
     (lambda: next(batch_order(0, LocalTraining(), STREAM)), "count", WHOLE),
-    # Samples that do not fit each other, or the model; by every way to learn.
-    *[
-        case
-        for learner in (train, clip)
-        for case in (
-            (lambda do=learner: do(images=samples(0)[0], labels=whole(0)), "images", "no samples"),
-            (lambda do=learner: do(labels=whole(2)), "images", "one sample for each of 2 labels"),
-            (lambda do=learner: do(labels=torch.zeros(4)), "labels", "must be int64"),
-            (lambda do=learner: do(labels=whole(4, 1)), "model", "forward must return logits"),
-            (lambda do=learner: do(labels=whole(4, 1, 1)), "labels", "must be int64 of shape"),
-            (lambda do=learner: do(labels=torch.tensor([0, 1, 2, CLASSES])), "labels", "is beyond"),
-            (lambda do=learner: do(labels=torch.tensor([0, 1, 2, -100])), "labels", "start at 0"),
-            (lambda do=learner: do(start=torch.zeros(3).double()), "vector", "must be 1-D of length"),
-            (lambda do=learner: do(frozen()), "model", "no trainable parameters"),
-        )
-    ],
+    # Samples that do not fit each other, or the model.
+    (lambda: train(images=samples(0)[0], labels=whole(0)), "images", "no samples"),
+    (lambda: train(labels=whole(2)), "images", "one sample for each of 2 labels"),
+    (lambda: train(labels=torch.zeros(4)), "labels", "must be int64"),
+    (lambda: train(labels=whole(4, 1)), "model", "forward must return logits"),
+    (lambda: train(labels=whole(4, 1, 1)), "labels", "must be int64 of shape"),
+    (lambda: train(labels=torch.tensor([0, 1, 2, CLASSES])), "labels", "is beyond"),
+    (lambda: train(labels=torch.tensor([0, 1, 2, -100])), "labels", "start at 0"),
+    (lambda: train(start=torch.zeros(3).double()), "vector", "must be 1-D of length"),
+    (lambda: train(frozen()), "model", "no trainable parameters"),
     (lambda: train(nn.Conv2d(1, CLASSES, 1).double()), "model", "forward must return"),
     (lambda: train(with_batchnorm(), settings=LocalTraining(batch_size=3)), "batch_size", "batch of one"),
-    (lambda: clip(chunk=0), "chunk", WHOLE),
-    *[
-        (
-            lambda layer=layer: clip(nn.Sequential(layer, nn.Flatten(), nn.Linear(16, CLASSES)).double()),
-            "model",
-            "batch statistics: 0",
-        )
-        for layer in (nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True))
-    ],
     (lambda: evaluate(nn.Identity(), LOGITS[:0], LABELS[:0]), "images", "no samples"),
     (lambda: evaluate(nn.Identity(), LOGITS, LABELS[:4]), "images", "one sample for each"),
     (lambda: evaluate(nn.Identity(), LOGITS, LABELS + 1), "labels", "beyond the 3 classes"),

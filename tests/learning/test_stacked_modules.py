@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from niss.learning import (
-    ClippedStep,
     Cohort,
     FlatLayout,
     ImageSamples,
@@ -23,7 +22,6 @@ from niss.learning import (
     TokenSamples,
     build_model,
 )
-from niss.learning.clipped import clipped_gradient_steps
 from niss.learning.cohort import Problem, why_not_stacked
 from niss.learning.cpu import make_groups
 from niss.learning.cpu.vmap import WORTH_STACKING, VmapGroups, why_not
@@ -291,15 +289,14 @@ def test_stacked_clients_equal_the_reference(name: str, products: bool) -> None:
 @pytest.mark.parametrize("name", [*NAMES, *LOOPED])
 def test_a_cohort_equals_the_reference(name: str) -> None:
     """By the formulation that its line names."""
-    task, works, sizes = problem(name), (WORK, ClippedStep(0.1, 1.0)), SIZES
-    if name in ("counting", "forgetful", "batch norm"):  # these have no gradients of single samples
-        works, sizes = works[:1], tuple(size for size in SIZES if size % WORK.batch_size != 1)
+    task, sizes = problem(name), SIZES
+    if name in ("counting", "forgetful", "batch norm"):  # a last batch of one is refused
+        sizes = tuple(size for size in SIZES if size % WORK.batch_size != 1)
     with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         assert ENGINES.get(name, "vmap groups") in cohort.engine
         for some, starts in ((sizes, ()), (sizes[:2], ()), (sizes, two_starts(task))):
             jobs = make_jobs(task, some, starts)
-            for work in works:
-                assert_as_the_reference(task, jobs, work, cohort.train(jobs, work))
+            assert_as_the_reference(task, jobs, WORK, cohort.train(jobs, WORK))
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
@@ -313,40 +310,6 @@ def test_groups_equal_the_reference(name: str) -> None:
     rows = torch.empty(len(jobs), task.layout.size, dtype=torch.float64)
     VmapGroups(task).perform(WORK, jobs, rows)
     assert_as_the_reference(task, jobs, WORK, rows)
-
-
-@pytest.mark.filterwarnings("error:There is a performance drop")
-@pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
-@pytest.mark.parametrize("name", NAMES)
-def test_clipped_steps_together_equal_those_alone(name: str, products: bool) -> None:
-    """In chunks that end within clients; the reference itself is compared with a loop over the samples."""
-    task = problem(name)
-    jobs = make_jobs(task, SIZES)
-    start = jobs[0].start
-    one = LocalTraining(epochs=1, batch_size=1, learning_rate=1.0)
-    single = (Job(start, torch.tensor([row]), SimStream(1)) for row in range(len(task.labels)))
-    gradients = torch.stack([-task.update_of(job, one) for job in single])
-    clip = float(gradients.norm(dim=1).median())  # some are clipped, some are not
-    work = ClippedStep(clip, 0.5)
-    samples = [job.samples for job in jobs]
-    rows = clipped_gradient_steps(task, start, samples, work, chunk=7, products=products)
-    for row, job in zip(rows, jobs, strict=True):
-        own = gradients[job.samples]
-        factors = (clip / own.norm(dim=1)).clamp(max=1.0)
-        expected = -0.5 / len(own) * (factors[:, None] * own).sum(0)
-        torch.testing.assert_close(row, expected, rtol=1e-9, atol=1e-12)
-    assert_as_the_reference(task, jobs, work, rows)
-
-
-def test_a_sample_without_a_gradient_counts_as_zero_in_its_own_client() -> None:
-    task = problem("convolutions")
-    task.inputs[9] = torch.nan
-    jobs = make_jobs(task, SIZES)
-    work = ClippedStep(0.1, 1.0)
-    samples = [job.samples for job in jobs]
-    rows = clipped_gradient_steps(task, jobs[0].start, samples, work, chunk=11)
-    assert rows.isfinite().all()
-    assert_as_the_reference(task, jobs, work, rows)
 
 
 def test_what_is_frozen_is_there_once() -> None:
@@ -399,7 +362,6 @@ def test_clients_are_stacked_where_many_are_at_work_on_small_batches(sizes, batc
     form = VmapGroups(make_problem(wide()))
     jobs = some_jobs(sizes)
     assert form.gains(LocalTraining(epochs=2, batch_size=batch_size), jobs) is stacked
-    assert form.gains(ClippedStep(1.0, 1.0), jobs)
 
 
 def test_a_giant_is_trained_alone_and_the_others_together() -> None:

@@ -12,9 +12,6 @@ import torch
 
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.learning import ClippedStep, FlatLayout, ImageSamples, build_model
-from niss.learning.clipped import clipped_mlp_step, clipped_mlp_steps
-from niss.learning.cohort import Problem
 from niss.mechanism import l2_norm
 from niss.randomness import SimStream
 from niss.simulation import cuda as noise_on_device
@@ -137,31 +134,6 @@ def test_shares_cancel_and_the_factors_kept_are_those_of_the_processor() -> None
 def test_rows_in_another_precision_are_refused() -> None:
     with pytest.raises(ConfigError, match="float32"):
         DeviceUploads(torch.zeros(2, 3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("counts", [(40, 40, 40), (3, 50, 17)])
-def test_clipped_steps_of_many_clients_equal_those_of_each(counts: tuple[int, ...]) -> None:
-    module = build_model(
-        "mlp",
-        samples=ImageSamples((1, 8, 8)),
-        classes=10,
-        stream=SimStream(3),
-        hidden=(24, 17),
-    ).double()
-    layout = FlatLayout.of(module)
-    source = torch.Generator().manual_seed(4)
-    inputs = torch.rand(sum(counts), 64, dtype=torch.float64, generator=source)
-    labels = torch.randint(0, 10, (sum(counts),), generator=source)
-    inputs[1] = float("nan")  # a sample without a gradient counts as zero
-    start = layout.flatten(module)
-    samples = torch.split(torch.randperm(sum(counts), generator=source), list(counts))
-    problem, work = Problem(module, layout, inputs, labels), ClippedStep(0.8, 0.1)
-    found = clipped_mlp_steps(problem, start, samples, work)
-    expected = torch.empty_like(found)
-    for row, own in zip(expected, samples, strict=True):
-        row.copy_(clipped_mlp_step(problem, start, own, work))
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
-    assert expected.norm(dim=1).min() > 0.0
 
 
 NOISES: dict[str, Callable[[Any], object]] = {

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from learning.test_stacked_modules import NAMES, problem
 from niss.errors import ConfigError
 from niss.records import (
     LinearRegression,
@@ -18,7 +21,7 @@ from niss.records import (
     reference_sum,
 )
 from niss.records.modules import ModuleEngine
-from records.conftest import KINDS, make_records
+from records.conftest import CLASSES, KINDS, make_records
 
 
 def naive_sum(module: nn.Module, records: Records, rows: list[int], clip: float) -> np.ndarray:
@@ -170,3 +173,112 @@ def test_refuses_bad_arguments(function: object, change: dict[str, object], fiel
     given = {"weights": records.weights, "rows": np.array([1]), "clip": 1.0} | change
     with pytest.raises(ConfigError, match=field):
         function(records, *given.values())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_of_many_kinds(name: str) -> None:
+    """Those that cohorts are tested with: recurrent, shared, partly unused, partly frozen, with buffers."""
+    task = problem(name)
+    records = Records(task.module, (task.inputs, task.labels), chunk=7)
+    rows = np.arange(0, len(task.labels), 3)
+    found, expected = (
+        function(records, records.weights, rows, 0.2) for function in (clipped_sum, reference_sum)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+    assert np.linalg.norm(expected) > 0.1
+
+
+def parametrised() -> nn.Module:
+    """A weight that is computed from another, beside a bias that is not."""
+    layer = nn.Linear(16, CLASSES)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+class OneTable(nn.Module):
+    """A table that is read and also multiplied with; a bias alone; a layer that nothing of the record reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(16, 16))
+        self.places, self.mixing = nn.Embedding(16, 16), nn.Linear(16, 16)
+        self.output = nn.Linear(16, CLASSES)
+        self.output.weight.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        numbers = (images.flatten(1).abs() * 10).long() % 16
+        constant = self.mixing(self.places(torch.arange(16, device=images.device)[None]))
+        values = (
+            functional.embedding(numbers, self.table)
+            + functional.linear(images.flatten(1), self.table)[:, None]
+        )
+        found: Tensor = self.output(torch.tanh(values + constant).mean(1))
+        return found
+
+
+@pytest.mark.usefixtures("stacked_alone")
+@pytest.mark.parametrize("build", [parametrised, OneTable])
+def test_weights_that_are_used_in_several_ways(build: Callable[[], nn.Module]) -> None:
+    """No slope may get lost on its way to a weight that another is computed from."""
+    plain = make_records("mlp")
+    records = Records(build().double(), plain.examples, chunk=5)
+    rows = np.arange(12)
+    found, expected = (
+        function(records, records.weights, rows, 0.3) for function in (clipped_sum, reference_sum)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@settings(deadline=None, max_examples=60)
+@given(
+    channels=st.sampled_from([(1, 2, 1), (2, 4, 2), (4, 4, 4), (3, 5, 1)]),
+    side=st.integers(3, 9),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    padding=st.sampled_from([0, 1, "same", "valid"]),
+    dilation=st.integers(1, 2),
+    axes=st.integers(1, 2),
+    pictures=st.integers(1, 2),
+    bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_convolutions_of_all_kinds(
+    channels: tuple[int, int, int],
+    side: int,
+    kernel: int,
+    stride: int,
+    padding: int | str,
+    dilation: int,
+    axes: int,
+    pictures: int,
+    bias: bool,
+    seed: int,
+) -> None:
+    assume(side >= dilation * (kernel - 1) + 1)
+    inputs, outputs, groups = channels
+    kind = nn.Conv1d if axes == 1 else nn.Conv2d
+    layer = kind(
+        inputs, outputs, kernel, 1 if padding == "same" else stride, padding, dilation, groups, bias
+    ).double()
+
+    class Frames(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, values: Tensor) -> Tensor:
+            found = torch.tanh(self.layer(values.flatten(0, 1)))
+            return found.flatten(1).cumsum(1)[:, -CLASSES:].reshape(len(values), pictures, -1).sum(1)
+
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=(5, pictures, inputs, *[side] * axes))
+    width = layer(torch.zeros(1, inputs, *[side] * axes).double()).flatten(1).shape[1]
+    assume(width >= CLASSES)
+    records = Records(Frames(), (values, generator.integers(CLASSES, size=5)), chunk=3)
+    assert records.engine._stackable
+    found, expected = (
+        function(records, records.weights, np.arange(5), 0.5) for function in (clipped_sum, reference_sum)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)

@@ -113,7 +113,7 @@ def test_a_mean_over_the_batch_is_a_mean_over_one_record() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Records(nn.Linear(5, 2), ROWS), "fail on a record of zeros"),
+        (lambda: Records(nn.Linear(5, 2), ROWS), "fail on a made-up record"),
         (lambda: Records(nn.Linear(6, 2).requires_grad_(False), ROWS), "no trainable parameters"),
         (lambda: Records("mlp", ROWS), "must be a torch.nn.Module"),
         (lambda: Records(nn.Linear(6, 2), ROWS, chunk=0), "chunk"),

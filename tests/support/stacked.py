@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from niss.learning import Job
-from niss.learning.cohort import Problem, Work
+from niss.learning.cohort import Problem
+from niss.learning.local import LocalTraining
 from niss.randomness import SimStream
 
 
@@ -27,7 +28,9 @@ def two_starts(task: Problem) -> list[Tensor]:
     return [start, torch.where(task.layout.trainable_mask(), 1.5 * start, start)]
 
 
-def assert_as_the_reference(task: Problem, jobs: Sequence[Job], work: Work, rows: Iterable[Tensor]) -> None:
+def assert_as_the_reference(
+    task: Problem, jobs: Sequence[Job], work: LocalTraining, rows: Iterable[Tensor]
+) -> None:
     """Equal up to rounding in float64, and not because nothing was learned."""
     for found, job in zip(rows, jobs, strict=True):
         expected = task.update_of(job, work)

@@ -1,13 +1,12 @@
 """Learning, apart from privacy and aggregation: models, their vectors, local training, evaluation.
 
-`train_client` and `clipped_gradient_step` are the reference: plain code, one client at a time. A `Cohort`
+`train_client` is the reference: plain code, one client at a time. A `Cohort`
 trains many clients at once, on the processor (`niss.learning.cpu`) or a GPU (`niss.learning.cuda`), and tests
 prove it equal.
 """
 
 from __future__ import annotations
 
-from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.cohort import Cohort, Job, choose_device
 from niss.learning.local import (
     Evaluation,
@@ -31,7 +30,6 @@ from niss.learning.models import (
 )
 
 __all__ = [
-    "ClippedStep",
     "Cnn",
     "Cohort",
     "Evaluation",
@@ -46,7 +44,6 @@ __all__ = [
     "build_model",
     "check_model",
     "choose_device",
-    "clipped_gradient_step",
     "evaluate",
     "seeded_torch",
     "threads",

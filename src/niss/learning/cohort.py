@@ -3,9 +3,9 @@
     with Cohort(module, FlatLayout.of(module), inputs, labels, device="auto") as cohort:
         rows = cohort.train([Job(start, samples, stream), ...], LocalTraining())
 
-Row i is what the reference (`train_client`, or `clipped_gradient_step`) gives for client i alone, up to
-floating-point rounding, on every device and with any number of workers. `choose_engine` decides what computes
-it; `Cohort.engine` says what that was, and why where a faster way had to be left.
+Row i is what the reference (`train_client`) gives for client i alone, up to floating-point rounding, on every device
+and with any number of workers. `choose_engine` decides what computes it; `Cohort.engine` says what that was, and why
+where a faster way had to be left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from niss.checks import require_whole
 from niss.errors import ConfigError
-from niss.learning.clipped import ClippedStep, clipped_gradient_step
 from niss.learning.local import (
     Evaluation,
     FlatLayout,
@@ -39,8 +38,6 @@ from niss.learning.models import Cnn, Mlp
 from niss.randomness import SimStream
 
 DEVICES = ("auto", "cpu", "cuda", "cuda:all")
-# What each client of a cohort does.
-Work = LocalTraining | ClippedStep
 # Called with the number of clients newly done.
 Progress = Callable[[int], None]
 # Called with the numbers of some jobs and their updates, one row each, to be copied before it returns.
@@ -108,14 +105,12 @@ class Problem:
         )
         return type(built) if same else None
 
-    def update_of(self, job: Job, work: Work) -> Tensor:
+    def update_of(self, job: Job, work: LocalTraining) -> Tensor:
         """The update of one client by the reference, on the device where the samples are."""
         device = self.labels.device
         rows = job.samples.to(device)
         common = (self.module, self.layout, job.start.to(device), self.inputs[rows], self.labels[rows])
-        if isinstance(work, LocalTraining):
-            return train_client(*common, work, stream=job.stream)
-        return clipped_gradient_step(*common, work)
+        return train_client(*common, work, stream=job.stream)
 
 
 class Engine(ABC):
@@ -131,7 +126,7 @@ class Engine(ABC):
         """Device, formulation and precision in one line, for the manifest; and why not a faster one."""
 
     @abstractmethod
-    def perform(self, work: Work, jobs: Sequence[Job], take: TakeUpdates) -> None:
+    def perform(self, work: LocalTraining, jobs: Sequence[Job], take: TakeUpdates) -> None:
         """Do `work` for every job; `take` gets each group's updates, on this device, as they are ready.
 
         Groups come in any order and of any size; jobs that follow each other may come with a `range` of numbers.
@@ -269,12 +264,11 @@ class Cohort:
         """Bytes of updates that the device has room for; None where they lie in the memory of the processor."""
         return self._engine.room_for_updates
 
-    def train(self, jobs: Sequence[Job], work: Work, *, progress: Progress | None = None) -> Tensor:
+    def train(self, jobs: Sequence[Job], work: LocalTraining, *, progress: Progress | None = None) -> Tensor:
         """The updates of all jobs, [len(jobs), layout.size], row i that of job i; on a device nothing waits for them.
 
-        With `LocalTraining` a row is what `train_client` returns, with `ClippedStep` what
-        `clipped_gradient_step` returns. On a GPU, modules that draw inside (Dropout) draw other masks than on the CPU,
-        from the same stream.
+        A row is what `train_client` returns. On a GPU, modules that draw inside (Dropout) draw other masks than on the
+        CPU, from the same stream.
 
         Raises `ConfigError` for a job that cannot be trained, before any work starts.
         """

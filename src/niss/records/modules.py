@@ -23,6 +23,7 @@ from torch.func import vmap
 from niss.errors import ConfigError
 from niss.learning.local import FlatLayout, mean_loss, trainable_parameters
 from niss.learning.stackable import as_function
+from niss.randomness import SimStream
 from niss.records.batches import FloatArray, IntArray
 from niss.records.closed_form import clipped
 from niss.records.refusals import require_no_draws, require_single_records
@@ -75,11 +76,15 @@ class ModuleEngine:
         if (found := self._together(weights, rows, real, clip)) is None:
             return self._one_by_one(weights, rows[:real], clip)
         parts, factors = found
+        return np.asarray(self._gradients(parts, real).mul_(factors[:real, None]).cpu().numpy())
+
+    def _gradients(self, parts: Parts, real: int) -> Tensor:
+        """Those of the first records, a row each."""
         gradients = torch.zeros((real, self.layout.size), dtype=torch.float64, device=self._device)
         for name, place in self.layout.split(gradients).items():
             if name in parts:
                 place.copy_(parts[name].each()[:real])
-        return np.asarray(gradients.mul_(factors[:real, None]).cpu().numpy())
+        return gradients
 
     def alone(self, weights: FloatArray, row: int) -> FloatArray:
         """See `Engine`."""
@@ -194,32 +199,43 @@ class ModuleEngine:
     def _probe(self) -> int | None:
         """Numbers that are kept of a record, None if records cannot be stacked; refuses a module that does not run.
 
-        Tried on zeros: no record has a say in it.
+        Tried on two records that are made up, so that none has a say in it. Stacked, the first must have the gradient
+        that it has alone: else one by one is the way.
         """
-        inputs, labels = (
-            self._as_taken(torch.zeros((2, *part.shape[1:]), dtype=part.dtype))
-            for part in (self._inputs, self._labels)
-        )
+        inputs, labels = (self._as_taken(_made_up(part)) for part in (self._inputs, self._labels))
+        alone: list[FloatArray] = []
         try:
-            require_no_draws(lambda: self._differentiate(self.weights, inputs[:1], labels[:1]))
+            require_no_draws(lambda: alone.append(self._differentiate(self.weights, inputs[:1], labels[:1])))
         except ConfigError:
             raise
         except Exception as problem:
             raise ConfigError(
-                f"model and loss fail on a record of zeros: {type(problem).__name__}: {problem}",
+                f"model and loss fail on a made-up record: {type(problem).__name__}: {problem}",
                 field="model",
-                hint=f"inputs have shape {tuple(inputs[:1].shape)}, labels {tuple(labels[:1].shape)}, "
-                f"{labels.dtype}",
+                hint=f"its inputs have shape {tuple(inputs[:1].shape)}, its labels {tuple(labels[:1].shape)}, "
+                f"{labels.dtype}; whole numbers are 0, others between 0 and 1",
             ) from problem
         while True:
             try:
                 parts, _ = self._stacked(self._entries(self.weights), inputs, labels)
+                stacked = self._gradients(parts, 1).cpu().numpy()[0]
             except UsedOtherwise as found:
                 self._copied |= found.names
             except Exception:  # torch refuses to stack in many ways; one by one always works
                 return None
             else:
-                return sum(part.numbers for part in parts.values()) // len(inputs) + 1
+                same = np.allclose(
+                    stacked, alone[0], rtol=1e-3, atol=1e-3 * float(np.abs(alone[0]).max()), equal_nan=True
+                )
+                return sum(part.numbers for part in parts.values()) // len(inputs) + 1 if same else None
+
+
+def _made_up(part: Tensor) -> Tensor:
+    """Two records of this kind: zeros if they are whole numbers, else uniform on (0, 1), the same every time."""
+    shape = (2, *part.shape[1:])
+    if not part.is_floating_point():
+        return torch.zeros(shape, dtype=part.dtype)
+    return torch.from_numpy(SimStream(0).generator().random(shape)).to(part.dtype)
 
 
 def trained_layout(module: nn.Module) -> FlatLayout:

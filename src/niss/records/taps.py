@@ -198,6 +198,11 @@ class Call:
     inputs: Tensor | None = None
     slopes: Tensor | None = None
 
+    @property
+    def names(self) -> set[str]:
+        """Of the weights of ours."""
+        return {name for name in (self.weight, self.bias) if name is not None}
+
     def compute(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The outputs."""
         raise NotImplementedError
@@ -367,7 +372,7 @@ class _Stacked(torch.autograd.Function):
         info: Any, where: tuple[Any, ...], call: Call, _lane: Tensor, values: Tensor, *weights: Tensor | None
     ) -> tuple[Tensor, int]:
         if any(place is not None for place in where[3:]):
-            raise UsedOtherwise({name for name in (call.weight, call.bias) if name is not None})
+            raise UsedOtherwise(call.names)
         stacked = (
             values.expand(info.batch_size, *values.shape) if where[2] is None else values.movedim(where[2], 0)
         )
@@ -423,6 +428,10 @@ class Taps(TorchFunctionMode):
         if name is None and own_bias is None:
             return None
         call = kind(name, own_bias, tuple(weight.shape), settings)
+        # A weight that is computed from others (weight_norm): no slope would reach those.
+        for other, own in ((weight, name), (bias, own_bias)):
+            if own is None and other is not None and other.requires_grad:
+                raise UsedOtherwise(call.names)
         self._calls.append(call)
         found: Tensor = _Stacked.apply(call, self._lane, values, weight, bias)  # type: ignore[no-untyped-call]
         return found

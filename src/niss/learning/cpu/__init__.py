@@ -18,7 +18,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from niss.learning.cohort import Engine, Job, Problem, TakeUpdates, Work, numbers_by_start
+from niss.learning.cohort import Engine, Job, Problem, TakeUpdates, numbers_by_start
 from niss.learning.cpu.formulations import MOST_CLIENTS, CnnLoop, MlpGroups, PlainLoop
 from niss.learning.cpu.pool import CannotLoad, Group, Pool
 from niss.learning.cpu.vmap import VmapGroups, why_not
@@ -101,7 +101,7 @@ class CpuEngine(Engine):
         dtype = str(self._formulation.problem.layout.dtype).removeprefix("torch.")
         return f"cpu: {where}{because}; {self._formulation.name}; {dtype}"
 
-    def perform(self, work: Work, jobs: Sequence[Job], take: TakeUpdates) -> None:
+    def perform(self, work: LocalTraining, jobs: Sequence[Job], take: TakeUpdates) -> None:
         """As `Engine.perform`, group by group; the same bits from this process and from workers."""
         form = self._formulation
         groups = make_groups(jobs, form.largest_group, self._workers, partial(form.gains, work))
@@ -151,7 +151,7 @@ class CpuEngine(Engine):
         layout = self._formulation.problem.layout
         return torch.empty(self._formulation.largest_group, layout.size, dtype=layout.dtype)
 
-    def _train(self, work: Work, group: Group, take: TakeUpdates) -> None:
+    def _train(self, work: LocalTraining, group: Group, take: TakeUpdates) -> None:
         """One group, in this process."""
         numbers, jobs = group
         updates = self._updates[: len(numbers)]

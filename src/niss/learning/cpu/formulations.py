@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from niss.learning.clipped import ClippedStep, clipped_mlp_step
-from niss.learning.cohort import BatchTable, Job, Problem, Work
+from niss.learning.cohort import BatchTable, Job, Problem
 from niss.learning.local import FlatLayout, LocalTraining, batch_order, sgd_step, velocity_like
 
 # Weights of one group: what stays in the cache of a core. Half or twice as much costs a few percent.
@@ -62,14 +61,14 @@ class PlainLoop:
         """How many clients to train at once, at most."""
         return 1
 
-    def gains(self, work: Work, jobs: Sequence[Job]) -> bool:  # noqa: ARG002
+    def gains(self, work: LocalTraining, jobs: Sequence[Job]) -> bool:  # noqa: ARG002
         """Whether these clients, in falling order of their samples, are trained faster together than one by one.
 
         By what does not change between a run and its resumption, never by a clock: the last bits depend on it.
         """
         return True
 
-    def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
+    def perform(self, work: LocalTraining, jobs: Sequence[Job], out: Tensor) -> None:
         """Row g of `out` becomes the update of job g; jobs come in falling order of their samples."""
         for row, job in zip(out, jobs, strict=True):
             row.copy_(self.problem.update_of(job, work))
@@ -154,18 +153,14 @@ class _Layer:
 
 
 class MlpGroups(GroupLoop):
-    """`Mlp` as built: local training in groups, the clipped step client by client by ghost norms."""
+    """`Mlp` as built, in groups."""
 
     @property
     def name(self) -> str:
         return f"MLP groups of up to {self.largest_group}"
 
     @torch.no_grad()
-    def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
-        if isinstance(work, ClippedStep):
-            for row, job in zip(out, jobs, strict=True):
-                row.copy_(clipped_mlp_step(self.problem, job.start.detach(), job.samples, work))
-            return
+    def perform(self, work: LocalTraining, jobs: Sequence[Job], out: Tensor) -> None:
         layout, labels = self.problem.layout, self.problem.labels
         inputs = self.problem.inputs.flatten(1)
         schedule = group_batches(jobs, work, layout.dtype)
@@ -249,16 +244,13 @@ def _step(layer: _Layer, below: Tensor, ones: Tensor, settings: LocalTraining) -
 
 
 class CnnLoop(PlainLoop):
-    """`Cnn` as built, client by client; the clipped step by the reference."""
+    """`Cnn` as built, client by client."""
 
     @property
     def name(self) -> str:
         return "CNN client by client, channels-last"
 
-    def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
-        if isinstance(work, ClippedStep):
-            super().perform(work, jobs, out)
-            return
+    def perform(self, work: LocalTraining, jobs: Sequence[Job], out: Tensor) -> None:
         for row, job in zip(out, jobs, strict=True):
             self._train(job, work, row)
 

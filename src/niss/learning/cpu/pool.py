@@ -36,8 +36,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from niss.errors import NissError
-from niss.learning.cohort import Job, TakeUpdates, Work
+from niss.learning.cohort import Job, TakeUpdates
 from niss.learning.cpu.formulations import PlainLoop
+from niss.learning.local import LocalTraining
 from niss.randomness import SimStream
 
 _CACHE_LINE = 64
@@ -56,7 +57,7 @@ _ENVIRONMENT = {
 # The numbers of some jobs, and the jobs.
 Group = tuple[tuple[int, ...], Sequence[Job]]
 # Trains one group, and hands its updates on.
-Train = Callable[[Work, Group, TakeUpdates], None]
+Train = Callable[[LocalTraining, Group, TakeUpdates], None]
 # A client of a group as a worker is told of it: the place of its start, the rows of its samples, its stream.
 _Client = tuple[int, NDArray[np.int64], SimStream]
 
@@ -109,7 +110,7 @@ class Pool:
             raise self._lost("while starting") from None
         return not self._loading
 
-    def run(self, work: Work, groups: deque[Group], take: TakeUpdates, train: Train) -> None:
+    def run(self, work: LocalTraining, groups: deque[Group], take: TakeUpdates, train: Train) -> None:
         """Empty `groups`, largest first, together with this process, which trains one at a time by `train`.
 
         `take` gets each group's updates as they arrive. As long as there are groups enough for everybody, workers have
@@ -121,7 +122,7 @@ class Pool:
         except BrokenProcessPool:
             raise self._lost("while training") from None
 
-    def _share(self, work: Work, groups: deque[Group], take: TakeUpdates, train: Train) -> None:
+    def _share(self, work: LocalTraining, groups: deque[Group], take: TakeUpdates, train: Train) -> None:
         places, workers = self._share_starts(groups), len(self._processes)
         free = list(range(len(self._updates)))
         # Of each group that is with a worker, the slot of its updates and the numbers of its jobs.
@@ -257,7 +258,7 @@ def _say_loaded() -> None:
     _Loaded.everyone.wait()
 
 
-def _perform(work: Work, clients: Sequence[_Client], starts: int, slot: int) -> None:
+def _perform(work: LocalTraining, clients: Sequence[_Client], starts: int, slot: int) -> None:
     """Train a group and write its updates into this slot; `starts` is how many there are in shared memory now."""
     form = _Loaded.formulation
     assert isinstance(form, PlainLoop)

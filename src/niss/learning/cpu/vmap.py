@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from niss.learning.clipped import ClippedStep, clipped_gradient_steps
-from niss.learning.cohort import Job, Problem, Work, why_not_stacked
+from niss.learning.cohort import Job, Problem, why_not_stacked
 from niss.learning.cpu.formulations import GroupLoop, group_batches
 from niss.learning.local import (
     FlatLayout,
@@ -55,10 +54,6 @@ LONG = 200
 # Of the trial of stacked clients: float32 stays far below it.
 _TOLERANCE = 1e-3
 
-# Gradients of samples that are computed at once. For 20 samples a client it gains 1.3 to 3.6 times; in 64 MiB it loses.
-CHUNK_BYTES = 8 * 2**20
-_SMALLEST_CHUNK, _LARGEST_CHUNK = 24, 256
-
 _Parameters = dict[str, Tensor]
 _Gradients = Callable[[_Parameters, _Parameters, Tensor, Tensor, Tensor], _Parameters]
 
@@ -79,16 +74,14 @@ def why_not(problem: Problem) -> str | None:
 
 
 class VmapGroups(GroupLoop):
-    """Local training of a group as one computation, and its clipped steps; the jobs of a group share their start."""
+    """Local training of a group as one computation; the jobs of a group share their start."""
 
     @property
     def name(self) -> str:
         return f"vmap groups of {WORTH_STACKING} to {self.largest_group} where that gains, else a plain loop"
 
-    def gains(self, work: Work, jobs: Sequence[Job]) -> bool:
+    def gains(self, work: LocalTraining, jobs: Sequence[Job]) -> bool:
         """For local training: at least `WORTH_STACKING` clients at the average step, and calls with little to do."""
-        if isinstance(work, ClippedStep):
-            return True
         steps = [-(-len(job.samples) // work.batch_size) for job in jobs]
         if sum(steps) < WORTH_STACKING * steps[0]:
             return False
@@ -106,10 +99,7 @@ class VmapGroups(GroupLoop):
     def _gradients(self) -> _Gradients:
         return _stacked_gradients(self.problem)
 
-    def perform(self, work: Work, jobs: Sequence[Job], out: Tensor) -> None:
-        if isinstance(work, ClippedStep):
-            self._clip(work, jobs, out)
-            return
+    def perform(self, work: LocalTraining, jobs: Sequence[Job], out: Tensor) -> None:
         if len(jobs) == 1:
             super().perform(work, jobs, out)
             return
@@ -136,17 +126,6 @@ class VmapGroups(GroupLoop):
                     if name in everyone:
                         part.copy_(everyone[name][client])
                 out[client].sub_(job.start)
-
-    def _clip(self, work: ClippedStep, jobs: Sequence[Job], out: Tensor) -> None:
-        """All samples of the group in chunks whose gradients stay in the cache; one client at a time where that is
-        too few to gain."""
-        layout = self.problem.layout
-        chunk = CHUNK_BYTES // (layout.size * layout.dtype.itemsize)
-        if chunk < _SMALLEST_CHUNK:
-            super().perform(work, jobs, out)
-            return
-        start, samples, chunk = jobs[0].start, [job.samples for job in jobs], min(chunk, _LARGEST_CHUNK)
-        out.copy_(clipped_gradient_steps(self.problem, start, samples, work, chunk=chunk))
 
 
 def _forward_pass(problem: Problem, width: int) -> tuple[int, int, int]:

@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from niss.learning.clipped import ClippedStep, clipped_gradient_steps, clipped_mlp_steps
 from niss.learning.cohort import (
     BatchTable,
     Engine,
     Job,
     Problem,
     TakeUpdates,
-    Work,
     numbers_by_start,
     why_not_stacked,
 )
@@ -59,8 +57,6 @@ _WORTH_UNROLLING = 3
 # What a step may keep of a client's batch: 0.4 GiB gain 3 times and 0.5 GiB 2 times, at 1.4 GiB one client fills the
 # device and stacking loses.
 _LARGEST_STEP = 768 * 2**20
-# Samples whose gradients are computed at once, at most: more gain nothing.
-_MOST_SAMPLES = 4096
 # Of the trial of stacked clients: TF32 stays far below it.
 _TOLERANCE = 2e-2
 # Samples of a batch of evaluation: for any module, for the convolutions, whose outputs are held, and for an `Mlp`.
@@ -173,17 +169,12 @@ class CudaEngine(Engine):
         with self._precision():
             return self._evaluation(weights)
 
-    def perform(self, work: Work, jobs: Sequence[Job], take: TakeUpdates) -> None:
+    def perform(self, work: LocalTraining, jobs: Sequence[Job], take: TakeUpdates) -> None:
         """As `Engine.perform`; the updates may still be on their way when `take` gets them.
 
-        Stacked training takes as many clients at once as the device holds. Of clipped steps, the samples of all
-        clients that start from the same weights are one computation. Anything else goes client by client.
+        Stacked training takes as many clients at once as the device holds. Anything else goes client by client.
         """
-        if isinstance(work, ClippedStep):
-            with self._precision():
-                for numbers in numbers_by_start(jobs):
-                    take(numbers, self._clipped_together(work, [jobs[number] for number in numbers]))
-        elif self._worth_stacking(work, jobs):
+        if self._worth_stacking(work, jobs):
             for together in self._stackable(jobs):
                 self._train_in_chunks(work, jobs, together, take)
         else:
@@ -199,27 +190,6 @@ class CudaEngine(Engine):
         return (
             self._problem.built is not None or self._kept(settings, _width(settings, jobs)) <= _LARGEST_STEP
         )
-
-    def _clipped_together(self, work: ClippedStep, jobs: Sequence[Job]) -> Tensor:
-        """The clipped steps of jobs that share their start, as one computation."""
-        problem, layout = self._problem, self._problem.layout
-        start = jobs[0].start.detach().to(self.device)
-        samples = [job.samples.to(self.device) for job in jobs]
-        if problem.built is Mlp:
-            return clipped_mlp_steps(problem, start, samples, work)
-        # By the whole memory, not by what is free now: the last bits depend on it.
-        trained = int(layout.trainable_mask().sum())
-        total = int(torch.cuda.get_device_properties(self.device).total_memory)
-        chunk = min(_MOST_SAMPLES, max(1, total // 8 // (3 * trained * layout.dtype.itemsize)))
-        while True:
-            try:
-                return clipped_gradient_steps(problem, start, samples, work, chunk=chunk, products=True)
-            except torch.cuda.OutOfMemoryError:
-                self._programs.clear()
-                torch.cuda.empty_cache()
-                if chunk == 1:
-                    raise
-                chunk = -(-chunk // 2)
 
     def _stackable(self, jobs: Sequence[Job]) -> list[Sequence[int]]:
         """The numbers of jobs that may be loaded together: what is not trained is there once for all of them."""
