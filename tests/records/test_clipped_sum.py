@@ -18,6 +18,7 @@ from niss.records import (
     Records,
     clipped_rows,
     clipped_sum,
+    clipped_sums,
     reference_sum,
 )
 from niss.records.modules import ModuleEngine
@@ -75,6 +76,28 @@ def test_any_batch_in_any_chunks(kind: str, batch: set[int], chunk: int, clip: f
     each = np.concatenate(list(clipped_rows(records, weights, rows, clip)))
     assert each.shape == (len(rows), weights.size)
     assert np.all(np.linalg.norm(each, axis=1) <= clip * (1 + 1e-12))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from([*KINDS, "regression", "one by one"]),
+    batches=st.lists(st.sets(st.integers(0, 11)), min_size=1, max_size=5),
+    chunk=st.integers(1, 14),
+)
+def test_several_batches_in_one_pass(kind: str, batches: list[set[int]], chunk: int) -> None:
+    """Chunks may hold records of several batches, or of none."""
+    if kind == "regression":
+        rng = np.random.default_rng(1)
+        examples = (rng.normal(size=(12, 3)), rng.integers(0, 4, size=12))
+        records = Records(LogisticRegression(3, 4), examples, chunk=chunk)
+    else:
+        records = make_records(KINDS[0] if kind == "one by one" else kind, chunk=chunk)
+        if kind == "one by one":
+            records.engine._stackable = False
+    rows = [np.array(sorted(batch), dtype=np.int64) for batch in batches]
+    found = clipped_sums(records, records.weights, rows, 0.3)
+    expected = [reference_sum(records, records.weights, own, 0.3) for own in rows]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ its norm needs no gradient and the clipped sum is one product of matrices:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,10 +100,15 @@ class ClosedForm:
         self.chunk = chunk or 1024
         self.weights = np.zeros(model.outputs * (model.features + 1))
 
-    def sum(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+    def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
         """See `Engine`."""
-        slopes, inputs = self._clipped(weights, rows, real, clip)
-        return np.concatenate([(slopes.T @ inputs).reshape(-1), slopes.sum(0)])
+        slopes, inputs = self._clipped(weights, rows, sum(counts), clip)
+        return np.stack(
+            [
+                np.concatenate([(slopes[some].T @ inputs[some]).reshape(-1), slopes[some].sum(0)])
+                for some in segments(counts, len(rows))
+            ]
+        )
 
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
         """See `Engine`."""
@@ -136,6 +142,12 @@ class ClosedForm:
             np.where(used[:, None], slopes * factors[:, None], 0.0),
             np.where(used[:, None], inputs, 0.0),
         )
+
+
+def segments(counts: Sequence[int], length: int) -> list[slice]:
+    """Of a chunk of that length, the rows of each owner; the last has those that fill it up, too, which are zero."""
+    ends = np.cumsum(counts).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], [*ends[:-1], length], strict=False)]
 
 
 def clipped(gradient: FloatArray, clip: float) -> FloatArray:

@@ -11,6 +11,7 @@ an exception, its records are differentiated one after another and those that fa
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,7 @@ from niss.learning.local import FlatLayout, mean_loss, trainable_parameters
 from niss.learning.stackable import as_function
 from niss.randomness import SimStream
 from niss.records.batches import FloatArray, IntArray
-from niss.records.closed_form import clipped
+from niss.records.closed_form import clipped, segments
 from niss.records.refusals import require_no_draws, require_single_records
 from niss.records.taps import Call, Gradients, Part, Taps, UsedOtherwise, parts_of
 
@@ -59,16 +60,19 @@ class ModuleEngine:
         )
 
     @torch.no_grad()
-    def sum(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+    def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
         """See `Engine`."""
+        real, places = sum(counts), segments(counts, len(rows))
         if (found := self._together(weights, rows, real, clip)) is None:
-            return np.asarray(self._one_by_one(weights, rows[:real], clip).sum(axis=0))
+            each = self._one_by_one(weights, rows[:real], clip)
+            return np.stack([each[some].sum(axis=0) for some in places])
         parts, factors = found
-        total = torch.zeros(self.layout.size, dtype=torch.float64, device=self._device)
-        for name, place in self.layout.split(total).items():
-            if name in parts:
-                place.copy_(parts[name].total(factors))
-        return np.asarray(total.cpu().numpy())
+        totals = torch.zeros((len(counts), self.layout.size), dtype=torch.float64, device=self._device)
+        for total, some in zip(totals, places, strict=True):
+            for name, place in self.layout.split(total).items():
+                if name in parts:
+                    place.copy_(parts[name].some(some).total(factors[some]))
+        return np.asarray(totals.cpu().numpy())
 
     @torch.no_grad()
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:

@@ -14,7 +14,7 @@ record's place among the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -34,8 +34,11 @@ class Engine(Protocol):
     weights: FloatArray
     chunk: int
 
-    def sum(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
-        """The clipped sum over the first `real` of `rows`; the rest fill the chunk up and count for nothing."""
+    def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
+        """The clipped sums over the first `counts[0]` of `rows`, the next `counts[1]` and so on, [counts, parameters].
+
+        What is left of the rows fills the chunk up and counts for nothing.
+        """
 
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
         """The clipped gradients of the first `real` of `rows`, a row each."""
@@ -124,12 +127,30 @@ def clipped_sum(problem: Records, weights: FloatArray, rows: IntArray, clip: flo
     >>> clipped_sum(records, np.array([1.0, 1.0]), np.array([0, 1]), 1.0).round(3).tolist()
     [0.949, 0.816]
     """
-    weights, rows = _checked(problem, weights, rows, clip)
-    total = np.zeros_like(weights)
+    return np.asarray(clipped_sums(problem, weights, [rows], clip)[0])
+
+
+def clipped_sums(
+    problem: Records, weights: FloatArray, batches: Sequence[IntArray], clip: float
+) -> FloatArray:
+    """`clipped_sum` of each of these batches, at least one, [batches, parameters]; in chunks that may hold several.
+
+    For whoever has the records of several silos: a simulation.
+    """
+    vector, parts = weights, []
+    for batch in batches:
+        vector, numbers = _checked(problem, weights, batch, clip)
+        parts.append(numbers)
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    totals, done = np.zeros((len(parts), len(vector))), 0
     if len(problem):
-        for some, real in problem.chunks(rows):
-            total += problem.engine.sum(weights, some, real, clip)
-    return total
+        for some, real in problem.chunks(np.concatenate(parts)):
+            own = owners[done : done + real]
+            first = int(own[0]) if real else 0
+            counts = np.bincount(own - first, minlength=1).tolist()
+            totals[first : first + len(counts)] += problem.engine.sums(vector, some, counts, clip)
+            done += real
+    return totals
 
 
 def clipped_rows(problem: Records, weights: FloatArray, rows: IntArray, clip: float) -> Iterator[FloatArray]:

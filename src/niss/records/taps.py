@@ -39,6 +39,9 @@ class Part(Protocol):
     def norms(self) -> Tensor:
         """Of each record, float64."""
 
+    def some(self, records: slice) -> Part:
+        """Of these records alone."""
+
     def total(self, factors: Tensor) -> Tensor:
         """The sum of the gradients, each times its factor."""
 
@@ -62,6 +65,10 @@ class Gradients:
     def norms(self) -> Tensor:
         """See `Part`."""
         return _lengths(self.values.flatten(1))
+
+    def some(self, records: slice) -> Gradients:
+        """See `Part`."""
+        return Gradients(self.values[records])
 
     def total(self, factors: Tensor) -> Tensor:
         """See `Part`."""
@@ -100,6 +107,10 @@ class Products:
         inputs, slopes = self.inputs.double(), self.slopes.double()
         grams = (inputs.mT @ inputs) * (slopes.mT @ slopes)
         return grams.sum((1, 2, 3)).clamp(min=0.0).sqrt()
+
+    def some(self, records: slice) -> Products:
+        """See `Part`."""
+        return replace(self, inputs=self.inputs[records], slopes=self.slopes[records])
 
     def total(self, factors: Tensor) -> Tensor:
         """See `Part`."""
@@ -141,6 +152,10 @@ class Rows:
             1, first[..., None].expand_as(self.slopes), self.slopes
         )
         return _lengths(sums.flatten(1))
+
+    def some(self, records: slice) -> Rows:
+        """See `Part`."""
+        return replace(self, places=self.places[records], slopes=self.slopes[records])
 
     def total(self, factors: Tensor) -> Tensor:
         """See `Part`."""

@@ -67,7 +67,7 @@ class Federation:
         self.plan = plan = config.plan(method, records if self.alone is None else int(sizes[self.alone]))
         self.adaptive = config.adaptive_clip(method)
         self.optimizer = Optimizer.of(config.training, plan, config.rounds)
-        self.work = local_work(config, int(sizes.max()))
+        self.work = local_work(config)
         self.repairing = plan.kind.shares_noise and plan.mode == "repair"
         self.history = NoiseHistory(lambda number: self.stream_of(number).child("noise"))
         # Where no noise is shared there is nothing to exchange.

@@ -9,37 +9,32 @@ all silos by the planned batch and steps.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from queue import SimpleQueue
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from niss.learning import FlatLayout, Job
+from niss.learning.cohort import numbers_by_start
 from niss.learning.local import torch_threads
-from niss.records import Records, clipped_sum
+from niss.records import Records, clipped_sums
 
-# Records that are differentiated together: more leave the cache.
-_LARGEST_CHUNK = 256
-# Deviations by which a batch may be larger than planned before it takes one more chunk.
-_ROOM = 3.0
+# Jobs, by number among those of one start, and the records of each that are computed together.
+_Piece = tuple[range, list[NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
 class RecordStep:
-    """One sum over a secret batch, with the clip of single records and the planned batch of the largest silo."""
+    """One sum over a secret batch, with the clip of single records."""
 
     clip: float
-    planned: float
-
-    @property
-    def chunk(self) -> int:
-        """Records that are computed together: such that a batch fills few chunks, and fills them well."""
-        most = self.planned + _ROOM * math.sqrt(self.planned)
-        return math.ceil(most / math.ceil(most / _LARGEST_CHUNK))
 
 
 class SiloSums:
@@ -49,6 +44,9 @@ class SiloSums:
     examples        inputs and labels of all silos, on the processor
     device          where gradients are computed
     workers         threads on the processor; each has a module of its own
+
+    The batches of silos that start from the same weights are one list of records, cut into chunks; a thread computes
+    a chunk, with a sum for each silo in it. What comes out depends on the jobs alone, to the last bit.
     """
 
     def __init__(
@@ -63,31 +61,54 @@ class SiloSums:
         self._module, self._layout, self._workers = copy.deepcopy(module).eval().to(device), layout, workers
         self._examples = (examples[0].to(device), examples[1].to(device))
         self._trained = layout.trainable_mask()
-        self._free: SimpleQueue[Records] | None = None
         self.name = f"{device}: clipped gradients of records, {workers} thread{'s' if workers > 1 else ''}"
+
+    @cached_property
+    def _records(self) -> list[Records]:
+        """One for each thread: calling a module leaves traces in it."""
+        return [Records(copy.deepcopy(self._module), self._examples) for _ in range(self._workers)]
 
     def train(self, jobs: Sequence[Job], work: RecordStep, progress: Callable[[int], None]) -> Tensor:
         """A row for each job: the sum over its samples, negated, since the server adds; zero where nothing trains."""
         rows = torch.zeros((len(jobs), self._layout.size), dtype=self._layout.dtype)
-        if self._free is None:
-            self._free = SimpleQueue()
-            for _ in range(self._workers):
-                self._free.put(Records(copy.deepcopy(self._module), self._examples, chunk=work.chunk))
-        free = self._free
+        free: SimpleQueue[Records] = SimpleQueue()
+        for records in self._records:
+            free.put(records)
+        chunk = self._records[0].engine.chunk
 
-        def add(number: int) -> None:
-            job, records = jobs[number], free.get()
+        def sums(task: tuple[Any, _Piece]) -> NDArray[np.float64]:
+            weights, (_, batches) = task
+            records = free.get()
             try:
                 with torch_threads(1):
-                    weights = job.start[self._trained].double().numpy()
-                    total = clipped_sum(records, weights, job.samples.numpy(), work.clip)
+                    return clipped_sums(records, weights, batches, work.clip)
             finally:
                 free.put(records)
-            rows[number, self._trained] = torch.from_numpy(-total).to(rows.dtype)
 
-        # The largest first, so that no thread waits long for the last.
-        order = sorted(range(len(jobs)), key=lambda number: -len(jobs[number].samples))
         with ThreadPoolExecutor(self._workers) as pool:
-            for _ in pool.map(add, order):
-                progress(1)
+            results = []
+            for numbers in numbers_by_start(jobs):
+                weights = jobs[numbers[0]].start[self._trained].double().numpy()
+                pieces = list(_pieces([jobs[number].samples.numpy() for number in numbers], chunk))
+                results.append((numbers, pieces, pool.map(sums, [(weights, piece) for piece in pieces])))
+            for numbers, pieces, found in results:
+                totals = np.zeros((len(numbers), int(self._trained.sum())))
+                for (some, _), part in zip(pieces, found, strict=True):
+                    totals[some.start : some.stop] += part
+                for number, total in zip(numbers, totals, strict=True):
+                    rows[number, self._trained] = torch.from_numpy(-total).to(rows.dtype)
+                progress(len(numbers))
         return rows
+
+
+def _pieces(batches: Sequence[NDArray[np.int64]], chunk: int) -> Iterator[_Piece]:
+    """All batches, one after the other, in pieces of `chunk` records: which batches are in it, and their parts."""
+    ends = np.cumsum([len(batch) for batch in batches])
+    for start in range(0, int(ends[-1]), chunk):
+        stop = min(start + chunk, int(ends[-1]))
+        first, last = (int(np.searchsorted(ends, place, side="right")) for place in (start, stop - 1))
+        parts = []
+        for number in range(first, last + 1):
+            before = int(ends[number]) - len(batches[number])
+            parts.append(batches[number][max(start - before, 0) : stop - before])
+        yield range(first, last + 1), parts

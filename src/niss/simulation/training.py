@@ -183,13 +183,10 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._cohort.close()
 
 
-def local_work(config: Config, largest: int) -> Work:
-    """What a client does in a round; methods whose local work is the same, on the same cohort, are trained together.
-
-    `largest` is how many samples the largest client has.
-    """
-    if config.privacy.batch is not None:
-        return RecordStep(config.privacy.clip, config.privacy.batch * largest)
+def local_work(config: Config) -> Work:
+    """What a client does in a round; methods whose local work is the same, on the same cohort, are trained together."""
+    if config.privacy.unit == "record":
+        return RecordStep(config.privacy.clip)
     return LocalTraining(**{one.name: getattr(config.training, one.name) for one in fields(LocalTraining)})
 
 
