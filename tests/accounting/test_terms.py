@@ -13,7 +13,7 @@ from niss.accounting import DrawnAccount, Plan, Promise, forecast, make_terms, p
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import agree, participants_hash, terms_hash
 from niss.protocol.keys import BeaconChain, Identity, link_of, verify_beacon
-from niss.protocol.messages import Beacon, Participant, RoundOpen, Terms
+from niss.protocol.messages import Beacon, Participant, RecordTerms, RoundOpen, Terms
 from support.protocol_round import Federation, seeded_entropy
 
 CASES = [
@@ -105,11 +105,26 @@ def test_a_given_distortion_is_taken_as_it_is() -> None:
     assert math.isfinite(DrawnAccount()(agree(Federation(10, "given").open(terms)), 0))
 
 
+def test_terms_of_a_plan_for_records_follow_its_batch_and_cost_what_it_says() -> None:
+    """The divisor is the planned batch of all silos, whoever takes part, and a record's entries are some steps long."""
+    plan = Plan(
+        **{"unit": "record", "batch": 0.5, "records": 400, "clip": 0.5, "epsilon": 4.0, "participations": 2},
+        **{"neighbours": 9.0, "graph": "complete", "kappa": 4.0},
+    )
+    terms = make_terms(plan, participants=10, coordinates=4000, run=b"run", number=0)
+    assert terms.records == RecordTerms(0.5, 200.0)
+    assert terms.divisor(10) == terms.divisor(7) == 200.0
+    assert terms.clip / 200.0 / math.sqrt(4000) * 2**terms.grid_bits >= 4.0
+    own = (0.5 / 200.0 / wanted_mu(plan)) ** 2
+    assert terms.neighbours * terms.unit_variance == pytest.approx(4.0 * own)
+    assert own / 10.0 < terms.residual_variance < own
+
+
 @pytest.mark.parametrize(
     "plan",
     [
         Plan(method="dp-fedavg"),
-        Plan(unit="record", batch=0.1, records=100),
+        Plan(unit="nbafl", tau2=0.5),
         Plan(epsilon=(1.0, 2.0)),
         Plan(tau2=(0.1, 0.2)),
     ],

@@ -43,6 +43,13 @@ def test_noise_is_carried_where_the_settings_say_so():
         NissStrategy.from_run_config(context(carry=True), FedAvg(fraction_evaluate=0.0))
 
 
+def test_silos_are_repaired_unless_the_settings_say_otherwise():
+    silos = {**SETTINGS, "unit": "record", "batch": 0.05, "records": 6000}
+    plan = plan_of(silos)
+    assert (plan.unit, plan.batch, plan.records, plan.mode) == ("record", 0.05, 6000, "repair")
+    assert plan_of({**silos, "mode": "tolerate"}).mode == plan_of(SETTINGS).mode == "tolerate"
+
+
 def test_every_setting_arrives():
     settings = {
         **{"num-server-rounds": 5, "epsilon": "3", "delta": 1e-6, "clip": 1, "kappa": 4, "neighbours": 4},

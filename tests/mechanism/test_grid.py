@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -267,8 +268,8 @@ def test_the_numbers_of_the_docstring() -> None:
 def cost(
     steps: float, draws: float, *, epsilon: float = 1.0, aliasing: float = 0.0, rest: float = 1e-9
 ) -> float:
-    mu = gdp_mu(epsilon, 1e-5)
-    return discretisation_delta([steps], [draws], aliasing=aliasing, epsilon=epsilon, mu=mu, rest=rest)
+    curve = partial(gdp_delta, mu=gdp_mu(epsilon, 1e-5))
+    return discretisation_delta([steps], [draws], aliasing=aliasing, epsilon=epsilon, curve=curve, rest=rest)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])
@@ -306,8 +307,10 @@ def test_what_has_no_proof_is_refused() -> None:
         ("deviation_steps", lambda: cost(math.nan, 1.0)),
         ("share_steps", lambda: aliasing_distance(4.0, [-1.0])),
         ("draws", lambda: cost(4.0, -1.0)),
-        ("epsilon", lambda: discretisation_delta([4.0], [1.0], aliasing=0.0, epsilon=-1.0, mu=1.0, rest=0.1)),
-        ("epsilon", lambda: discretisation_delta([4.0], [1.0], aliasing=0.0, epsilon=1.0, mu=0.0, rest=0.1)),
+        (
+            "epsilon",
+            lambda: discretisation_delta([4.0], [1.0], aliasing=0.0, epsilon=-1.0, curve=abs, rest=0.1),
+        ),
     ]
     for field, call in calls:
         with pytest.raises(ConfigError) as caught:

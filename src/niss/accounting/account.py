@@ -103,7 +103,8 @@ class DrawnAccount(Account):
             self._known.clear()
             mu = _worst_mu(agreed, colluders, self._relation, self._failure)
             if mu < math.inf:  # Else nothing is claimed, so nothing can fall short of it.
-                require_affordable(round_draws(agreed).cost(self._promise or Promise(), mu))
+                drawn = 1.0 if agreed.terms.records is None else agreed.terms.records.batch
+                require_affordable(round_draws(agreed).cost(self._promise or Promise(), drawn * mu))
             self._known[key] = mu
         return self._known[key]
 

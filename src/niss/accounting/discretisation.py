@@ -7,8 +7,9 @@ terms under which it would not do are not proposed, and are refused by clients w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting.plans import GRID_SHARE, Plan
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.mechanism import gdp_mu
+from niss.mechanism import Slots, gdp_delta, gdp_mu
 from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
 from niss.protocol.agreement import Agreed
 from niss.protocol.messages import Terms
@@ -29,26 +30,57 @@ FloatArray = NDArray[np.float64]
 LEAST_STEPS = 4.0
 # Of a round's mu: the most that the sampler's distance from the Gaussian may be worth, as a factor on probabilities.
 SAMPLER_SHARE = 0.01
+# How far below a claim chords of a composed curve begin.
+_NEAR = 0.1
 # Of the reserve: how much of that distance may be no factor; the best of these is taken.
 _REST_SHARES = (0.8, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 
 
+def _composed(slots: Slots, claimed: float, epsilon: float) -> float:
+    """Delta at `epsilon` of all slots, never too small: a little below the claim on a chord of the composed curve.
+
+    Delta is convex in e^epsilon, so that a chord lies above it; a point of the curve takes a second.
+    """
+    low = max(claimed - _NEAR, 0.0)
+    if not low <= epsilon <= claimed:
+        return slots.delta(epsilon)
+    below, above = _delta_at(slots, low), _delta_at(slots, claimed)
+    part = math.expm1(claimed - epsilon) / math.expm1(claimed - low) * math.exp(epsilon - low)
+    return above + part * (below - above)
+
+
+@lru_cache(maxsize=64)
+def _delta_at(slots: Slots, epsilon: float) -> float:
+    return slots.delta(epsilon)
+
+
 @dataclass(frozen=True)
 class Promise:
-    """(epsilon, delta) of a client over so many rounds, a part of delta reserved for the grid.
+    """(epsilon, delta) of a client, or of a record, over so many rounds, a part of delta reserved for the grid.
 
-    The larger epsilon, the more the grid costs, since a distance D adds `(1 + e^epsilon) D` to delta.
+    The larger epsilon, the more the grid costs, since a distance D adds `(1 + e^epsilon) D` to delta. `slots` are what
+    rounds with secret batches may cost together; None: the Gaussians that just keep the promise.
     """
 
     epsilon: float = 10.0
     delta: float = 1e-5
     rounds: int = 1
+    slots: Slots | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """What the plan promises everyone."""
         epsilon = plan.epsilon if isinstance(plan.epsilon, float | int) else max(plan.epsilon)
-        return cls(float(epsilon), plan.delta, plan.possible_rounds)
+        whole = plan.whole if plan.batch is not None else None
+        slots = whole if isinstance(whole, Slots) else None
+        return cls(float(epsilon), plan.delta, plan.possible_rounds, slots)
+
+    @property
+    def curve(self) -> Callable[[float], float]:
+        """delta(epsilon) of all ideal noise that the promise allows for."""
+        if self.slots is not None:
+            return partial(_composed, self.slots, self.epsilon)
+        return partial(gdp_delta, mu=gdp_mu(self.epsilon, (1.0 - GRID_SHARE) * self.delta))
 
     @property
     def reserve(self) -> float:
@@ -109,14 +141,14 @@ class Draws:
 
     def delta(self, promise: Promise) -> float:
         """What grid and sampler add to delta over all rounds of the promise, if all are like this one."""
-        mu = gdp_mu(promise.epsilon, (1.0 - GRID_SHARE) * promise.delta)
+        curve = promise.curve
         return min(
             discretisation_delta(
                 self.steps,
                 promise.rounds * self.counts,
                 aliasing=promise.rounds * self.aliasing,
                 epsilon=promise.epsilon,
-                mu=mu,
+                curve=curve,
                 rest=share * promise.distance,
             )
             for share in _REST_SHARES
@@ -126,8 +158,8 @@ class Draws:
         """How much is used of what a round of this mu may use: of the reserve in delta, or of `SAMPLER_SHARE`.
 
         `rounds` like this one stand behind that mu; more than one where noise is carried between them. Above 1 is too
-        much. The second limit keeps a ledger of tiny charges honest, next to which a factor on
-        probabilities would not be tiny.
+        much. The second limit keeps a ledger of tiny charges honest, next to which a factor on probabilities would not
+        be tiny; a record that is in the batch with probability q spends about q of the round's mu.
         """
         factor = sampler_factor(self.steps, rounds * self.counts, rest=promise.distance)
         most = SAMPLER_SHARE * mu

@@ -32,7 +32,15 @@ from niss.graph import ShareGraph
 from niss.mechanism.grid import MAX_BITS, Grid
 from niss.mechanism.noise import Noise
 from niss.protocol.agreement import Agreed, agree, commitment_of, participants_hash, terms_hash
-from niss.protocol.messages import Beacon, Participant, PreviousRound, RoundCohorts, RoundOpen, Terms
+from niss.protocol.messages import (
+    Beacon,
+    Participant,
+    PreviousRound,
+    RecordTerms,
+    RoundCohorts,
+    RoundOpen,
+    Terms,
+)
 from niss.protocol.schedule import Schedule
 from niss.views import calibrate_for
 
@@ -45,6 +53,8 @@ _LEAST_LOG_STEPS = 4.0
 # The residual noise covers the worst of this many graphs, and this much more.
 _GRAPHS, _MARGIN = 3, 1.03
 _LOG_STEPS = 8.0
+# A record's entries are so many steps long: rounding them shortens it by less than a hundredth.
+_RECORD_STEPS = 4.0
 _BITS_WITHOUT_NOISE = 24
 _FIRST = np.zeros(1, dtype=np.int64)
 # A further attempt takes this much more noise than its predecessor lacked, and at most that much more.
@@ -57,9 +67,11 @@ def plan_noise(plan: Plan, participants: int) -> Noise:
     It is what a plan commits to before any graph is drawn, in a run that carries noise and in any other. Raises
     ConfigError for a plan that the protocol cannot run, and PrivacyError where too few would be left in such a round.
     """
-    if not plan.kind.has_protocol or plan.unit != "client" or isinstance(plan.epsilon, tuple):
-        raise ConfigError("the protocol runs niss with one client-level target for all", field="plan")
-    assumed, moved = plan.assumed(participants), plan.sensitivity(1.0 / participants, 1.0)
+    if not plan.kind.has_protocol or plan.unit == "nbafl" or isinstance(plan.epsilon, tuple):
+        raise ConfigError(
+            "the protocol runs niss with one target for all, of clients or records", field="plan"
+        )
+    assumed, moved = plan.assumed(participants), plan.sensitivity(1.0 / plan.divisor(participants), 1.0)
     repairing = plan.mode == "repair"
     if plan.kind.carries:
         run, square = plan.committed(participants), float(moved) ** 2
@@ -93,12 +105,12 @@ def make_terms(
     grid_bits: int | None = None,
     modulus_bits: int = 64,
 ) -> Terms:
-    """The terms under which every participant keeps the plan's promise, with equal weights 1 / participants.
+    """The terms under which every participant keeps the plan's promise, with equal weights 1 / divisor.
 
     The grid is chosen so that the residual noise is some hundred steps wide: narrower, rounding would cost
     privacy; much wider, the sampler's tiny distance from the Gaussian would. For a very large model it is finer: an
-    entry of an update as long as the clip has to be a step long, or rounding would shorten the update; but never so
-    fine that clients would refuse (`DrawnAccount`).
+    entry of an update as long as the clip has to be a step long, or rounding would shorten the update, and some steps
+    where records are rounded one by one; but never so fine that clients would refuse (`DrawnAccount`).
 
     participants  how many take part
     coordinates   entries of an update
@@ -124,12 +136,14 @@ def make_terms(
         grid_bits=1,
         modulus_bits=modulus_bits,
         clip=float(plan.clip),
+        records=None if plan.batch is None else RecordTerms(plan.batch, plan.divisor(participants)),
     )
     promise, mu = Promise.of(plan), float(plan.round_mu(_FIRST)[0])
 
     def cost(bits: int) -> float:
         shares = [max(1.0, plan.neighbours / (participants - 1))], [participants * math.ceil(plan.neighbours)]
-        return Draws.of(replace(terms, grid_bits=bits), participants, *shares).cost(promise, mu)
+        draws = Draws.of(replace(terms, grid_bits=bits), participants, *shares)
+        return draws.cost(promise, mu * (plan.batch or 1.0))
 
     bits = _grid(plan, noise, coordinates, grid_bits, cost, promise, noise.residual)
     return replace(terms, grid_bits=bits)
@@ -157,8 +171,9 @@ def _grid(
     size, residual = noise.participants, noise.residual
     if residual == 0.0:
         return _BITS_WITHOUT_NOISE
-    # The root mean square of the entries of an update as long as the clip.
-    entry = plan.clip / (size * math.sqrt(coordinates))
+    # The root mean square of the entries of an update as long as the clip, or of so many steps of a record's.
+    entry = plan.clip / (plan.divisor(size) * math.sqrt(coordinates))
+    entry /= 1.0 if plan.batch is None else _RECORD_STEPS
     wide = _LOG_STEPS - math.log2(math.sqrt(residual))
     bits = max(1, min(60, math.ceil(max(wide, -math.log2(entry)))))
     while Grid(bits).deviation_steps(narrowest) < 2.0 * LEAST_STEPS and bits < MAX_BITS:

@@ -2,14 +2,14 @@
 
 **Settings**, read from `[tool.flwr.app.config]` by `NissStrategy.from_run_config`:
 
-    plan      epsilon, delta, clip, kappa, neighbours, relation, collusion, dropout, mode, as in `Plan`; its
-              participations from `rounds`, or `num-server-rounds` as Flower's templates call it; with `carry` also
-              separation, pattern and closing
+    plan      epsilon, delta, clip, unit, batch, records, kappa, neighbours, relation, collusion, dropout, mode, as in
+              `Plan`; its participations from `rounds`, or `num-server-rounds` as Flower's templates call it; with
+              `carry` also separation, pattern and closing
     strategy  carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
               clip-quantile, first-clip, weight-cap
 
-A setting that is left out, or empty text, keeps its default. Flower hands the run configuration to the nodes too, but
-they take no limit from it: it is the server's side that writes it.
+A setting that is left out, or empty text, keeps its default; silos (`unit = "record"`) have the mode `repair`. Flower
+hands the run configuration to the nodes too, but they take no limit from it: it is the server's side that writes it.
 
 **The wrapped strategy** samples, configures and aggregates. It must need no more than the mean of the updates, leave
 `start` to `NissStrategy`, and make do with the metrics that clients let out.
@@ -54,7 +54,10 @@ def _switch(value: Any) -> bool:
 
 
 _ROUNDS = ("rounds", "num-server-rounds")
-_PLAN = ("epsilon", "delta", "clip", "kappa", "neighbours", "relation", "collusion", "dropout", "mode")
+_PLAN = (
+    *("epsilon", "delta", "clip", "unit", "batch", "records"),
+    *("kappa", "neighbours", "relation", "collusion", "dropout", "mode"),
+)
 _CARRIED = ("separation", "pattern", "closing")
 _STRATEGY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "carry": ("carry", _switch),
@@ -104,7 +107,11 @@ def plan_of(settings: Mapping[str, Any]) -> Plan:
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value != ""}
+    given = {name: value for name, value in settings.items() if value != ""}
+    if given.get("unit") == "record":
+        # What a lost silo leaves behind is more than all other noise together, where there are few.
+        given.setdefault("mode", "repair")
+    return given
 
 
 def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:

@@ -6,6 +6,11 @@ It must be the first mod, so that no other one sees the update on its way out. W
 reach the app: `evaluate` at weights of the server's choice gives a gradient by differences, and so does any other door.
 `NissMod(allow=("evaluate",))` opens one knowingly; `NissMod(metrics=...)` sends metrics inside the upload instead.
 
+**Where a run hides single records** the app's training is not called: one local step of an app has no bound on what a
+record moves. `NissMod(records=...)` names model, loss and data, and the mod draws the batch, sums and clips
+(`niss.records`) and hides. Nothing else of a node leaves then: metrics are refused, since one record moves them further
+than its clip.
+
 What happens to a round: `take_request` takes our record out of the message, and `niss.session.node` checks and charges
 it. Only then the app trains, and the difference of the weights is clipped, noised and signed. An app that fails,
 however it fails, uploads zeros like any other update: what it says about its data in an exception, an error or a NaN
@@ -16,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -26,6 +31,7 @@ from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolErro
 from niss.flower.state import open_store
 from niss.flower.transport import FloatArray, Model, records_of, take_request, to_content
 from niss.mechanism import l2_norm
+from niss.records import Records
 from niss.redaction import printable
 from niss.session.limits import Limits
 from niss.session.metrics import NoisyMetrics
@@ -55,19 +61,31 @@ class NissMod:
     metrics        by name the ranges (least, greatest) of metrics of `train` that may travel inside the upload, hidden
                    and charged with it (`niss.session.metrics`); a run that wants others, or other ranges, is declined
     clear_metrics  names of metrics of `train` that are sent as they are, without any protection; no others are sent
+    records        what is learned, for runs that hide single records: a `Records`, or a function that gives the one of
+                   a node's Context, asked with every message. The server sends its trained parameters and nothing
+                   else, in the order of `Records.weights`
 
-    Raises `ConfigError` for a name that cannot be allowed, and for a range that is empty or not finite.
+    Raises `ConfigError` for a name that cannot be allowed, for a range that is empty or not finite, and for metrics and
+    open doors beside records.
     """
 
     def __init__(
         self,
         limits: Limits | None = None,
         *,
+        records: Records | Callable[[Context], Records] | None = None,
         allow: Collection[str] = (),
         metrics: Mapping[str, tuple[float, float]] | None = None,
         clear_metrics: Collection[str] = (),
     ) -> None:
-        self._limits = Limits() if limits is None else limits
+        self._limits, self._records = Limits() if limits is None else limits, records
+        for name, given in (("metrics", metrics), ("clear_metrics", clear_metrics), ("allow", allow)):
+            if records is not None and given:
+                raise ConfigError(
+                    "says of a silo's records what no noise hides: one of them moves it further than its clip",
+                    field=name,
+                    hint="leave it out, and evaluate on public data at the server",
+                )
         self._metrics, self._clear = NoisyMetrics(dict(metrics or {})), frozenset(clear_metrics)
         if both := self._clear & self._metrics.ranges.keys():
             raise ConfigError(f"{min(both)!r} is hidden as well", field="clear_metrics", hint="choose one")
@@ -88,18 +106,26 @@ class NissMod:
                 request = take_request(message.content)
             if request is None:
                 return _decline(message, _ONLY_ROUNDS)
-            limits = self._limits.of_node(context.node_config)
+            limits, records = self._limits.of_node(context.node_config), self._records_of(context)
             with open_store(context, limits.state) as store:
                 model = _model_of(request, message.content)
+                if records is not None and model is not None:
+                    _require_trained(model, records)
                 tracker = NodesTracker(store.identity, limits.tracker_ca, _log)
-                node = Node(store, limits, tracker, metrics=self._metrics, entropy=os.urandom)
+                dataset = "" if records is None else records.name
+                node = Node(
+                    store, limits, tracker, metrics=self._metrics, entropy=os.urandom, dataset=dataset
+                )
                 answer = node.answer(request, None if model is None else model.size)
             if isinstance(answer, Training):
                 assert model is not None
-                answer = self._upload(answer, model, message, context, call_next)
-            elif answer.note:
-                declined = answer.note.startswith("declined")
-                LOG.log(logging.WARNING if declined else logging.INFO, "niss: %s", answer.note)
+                if records is None:
+                    answer = self._upload(answer, model, message, context, call_next)
+                else:
+                    answer = answer.upload_records(records, model.vector)
+            if answer.note:
+                joined = answer.note.startswith("joined")
+                LOG.log(logging.INFO if joined else logging.WARNING, "niss: %s", answer.note)
             return Message(to_content(answer), reply_to=message)
         except ProtocolError as error:
             return _decline(message, error.message)
@@ -108,6 +134,9 @@ class NissMod:
             # the names of its files, is nobody else's business.
             _log(error)
             return _decline(message, _OUT_OF_ORDER)
+
+    def _records_of(self, context: Context) -> Records | None:
+        return self._records(context) if callable(self._records) else self._records
 
     def _upload(
         self,
@@ -159,6 +188,15 @@ def _model_of(request: Request, content: RecordDict) -> Model | None:
     except Exception:
         # An array of somebody else's making can raise anything.
         raise RemoteProtocolError("the arrays of the message cannot be read") from None
+
+
+def _require_trained(model: Model, records: Records) -> None:
+    """Refuse, before anything is charged, a model that is not what these records are learned with."""
+    if model.size != (size := records.weights.size):
+        raise RemoteProtocolError(
+            f"the model that was sent has {model.size} numbers, and {size} are trained on this node",
+            hint="send the trained parameters alone: no buffers, nothing frozen",
+        )
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:

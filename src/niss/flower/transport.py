@@ -204,6 +204,11 @@ class Model:
     def _floating(self) -> list[tuple[str, NDArray[Any]]]:
         return [item for item in self.arrays.items() if np.issubdtype(item[1].dtype, np.floating)]
 
+    @property
+    def vector(self) -> FloatArray:
+        """The floating-point numbers one after another, in the order of the message."""
+        return np.concatenate([array.astype(np.float64).reshape(-1) for _, array in self._floating])
+
     def update_to(self, trained: ArrayRecord) -> FloatArray:
         """Trained weights minus these, as one vector of float64.
 

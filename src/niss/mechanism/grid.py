@@ -40,7 +40,10 @@ What the accounting knows is the Gaussian mechanism `x + B n + eta`, mu-GDP at s
    events, and the same the other way round (`niss.randomness.sampler_factor`). With D the sum of the aliasing over
    all shares, coordinates and rounds,
 
-       delta(epsilon) <= e^h gdp_delta(epsilon - 2 h, mu) + (1 + e^(epsilon + h)) (rest + D).
+       delta(epsilon) <= e^h curve(epsilon - 2 h) + (1 + e^(epsilon + h)) (rest + D),
+
+   with `curve` that of the ideal mechanism: `gdp_delta` at the mu of all rounds, or where batches are secret what all
+   slots compose to (whatever they draw, rounds differ from ideal ones by no more than above).
 
 With all deviations at least S steps a share and coordinate cost exp(-6.5 S^2): 4e-12 at S = 2, 2e-46 at S = 4.
 `h` grows with the deviation instead: 4e-7 at S = 256 for 6e9 draws.
@@ -49,6 +52,7 @@ With all deviations at least S steps a share and coordinate cost exp(-6.5 S^2): 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,7 +61,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from niss.checks import require_real
 from niss.errors import ConfigError
-from niss.mechanism.gaussian import gdp_delta
 from niss.randomness import sampler_factor
 
 MAX_BITS = 62
@@ -212,26 +215,26 @@ def discretisation_delta(
     *,
     aliasing: float,
     epsilon: float,
-    mu: float,
+    curve: Callable[[float], float],
     rest: float,
 ) -> float:
-    """What grid and sampler add to the delta of the Gaussian mechanism at `epsilon`; at most 1, which is no claim.
+    """What grid and sampler add to the delta of the ideal mechanism at `epsilon`; at most 1, which is no claim.
 
     deviation_steps  of every kind of noise that is drawn, in grid steps
     draws            how many of each there are: all participants, coordinates and rounds
     aliasing         D, `aliasing_distance` times coordinates and rounds
-    epsilon, mu      the claim, and the mu of the Gaussians behind it
+    epsilon, curve   the claim, and delta(epsilon) of the ideal Gaussians behind it, all rounds together
     rest             how much of the sampler's distance may be no factor; the smaller, the larger the factor
 
     Rounds need not be alike: where each alone, repeated as often as there are rounds, has a factor `e^h`, all together
     have at most `e^2h` (take the order `80 log(2) / h` in `sampler_factor`), and that is what is counted.
     """
-    if not epsilon >= 0.0 or not mu > 0.0:
-        raise ConfigError("epsilon must not be negative, and mu above 0", field="epsilon")
+    if not epsilon >= 0.0:
+        raise ConfigError("must not be negative", field="epsilon")
     factor = 2.0 * sampler_factor(_steps(deviation_steps, "deviation_steps"), draws, rest=rest)
     if not factor < 1.0 or epsilon > 500.0:
         return 1.0
-    moved = math.exp(factor) * gdp_delta(max(epsilon - 2.0 * factor, 0.0), mu) - gdp_delta(epsilon, mu)
+    moved = math.exp(factor) * curve(max(epsilon - 2.0 * factor, 0.0)) - curve(epsilon)
     return min(1.0, max(moved, 0.0) + (1.0 + math.exp(epsilon + factor)) * (rest + aliasing))
 
 

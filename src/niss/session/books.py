@@ -298,7 +298,7 @@ class Books:
     def with_room(self, nodes: Iterable[int]) -> list[int]:
         """Those of these nodes, all of which joined, that can pay for another round: by the plan, and in their word."""
         nodes = list(nodes)
-        if not self._plan.calibrated:
+        if not self._plan.calibrated or not nodes:
             return nodes
         numbers = np.array([self._members.by_node[node].number for node in nodes], dtype=np.int64)
         planned = Charge.of(self._planned_mu(numbers), batch=self._plan.batch)

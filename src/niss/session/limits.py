@@ -203,7 +203,9 @@ class Limits:
     participants     fewest participants of a round
     collusion        what share of them is assumed, at least, to help the server
     clip             largest clip
-    epsilon, delta   most to be spent by all runs together; `FIRST_USE` where they are not set
+    batch            largest probability with which a record is in a batch, where a run hides records
+    epsilon, delta   most to be spent by all runs together, of a record where they hide records; `FIRST_USE` where they
+                     are not set
     uncalibrated     whether to join runs whose plan promises nothing, if no epsilon is set
     relation         what must be hidden: `zero-out` or `replace-one`
     modes            how dropouts may be handled
@@ -221,6 +223,7 @@ class Limits:
     participants: Whole | None = None
     collusion: Share | None = None
     clip: NotNegative | None = None
+    batch: NotNegative | None = None
     epsilon: float | None = None
     delta: float | None = None
     relation: Relation | None = None
@@ -303,6 +306,8 @@ class Limits:
             "a plan that sets tau2 itself promises nothing, but this node requires an epsilon",
         )
         most = {"clip": (self.clip, f"{PREFIX}clip")}
+        if plan.batch is not None:
+            most["batch"] = self.batch, f"{PREFIX}batch"
         if (ceiling := self.ceiling_for(plan)) is not None:
             setting = f"{PREFIX}epsilon and {PREFIX}delta"
             most |= {"epsilon": (ceiling.epsilon, setting), "delta": (ceiling.delta, setting)}
@@ -403,6 +408,7 @@ class Limits:
             anchor=proposal.anchor,
             rounds=plan.chain_rounds if schedule is None else schedule.rounds,
             attempts=plan.attempts,
+            batch=plan.batch,
             modes=(plan.mode,),
             trusted=trusted,
             # With a schedule, all that may be in the terms is fixed.

@@ -211,6 +211,8 @@ def with_own(
 ) -> Ranges:
     """The metrics of a run; with the fraction of short updates where the clip follows it, and capped weights if any."""
     own: Ranges = {}
+    if ranges:
+        _require_clients(plan, "metrics")
     if adaptive is not None:
         own[BELOW_CLIP] = 0.0, 1.0
     if cap is not None:
@@ -221,7 +223,18 @@ def with_own(
     return {**(ranges or {}), **own}
 
 
+def _require_clients(plan: Plan, field: str) -> None:
+    """Refuse what one record of a silo would move further than its clip."""
+    if plan.unit == "record":
+        raise ConfigError(
+            "says of a silo's records what their clip does not bound, and has no place where records are hidden",
+            field=field,
+            hint="leave it out, and evaluate on public data at the server",
+        )
+
+
 def _require_independent(plan: Plan, field: str, change: str) -> None:
+    _require_clients(plan, field)
     if plan.kind.correlates:
         raise ConfigError(
             f"the plan takes noise of one round out in another, which fails if {change} in between",

@@ -47,6 +47,8 @@ from niss.protocol import (
     move_prekey,
     rounds_answered,
 )
+from niss.randomness import SecretStream
+from niss.records import Records, clipped_rows, draw_batch
 from niss.redaction import printable
 from niss.session.limits import Budget, Limits
 from niss.session.metrics import NO_METRICS, NoisyMetrics
@@ -73,6 +75,26 @@ class Training:
     _metrics: NoisyMetrics
     _step: int
     _entropy: Entropy
+
+    def upload_records(self, records: Records, weights: FloatArray) -> Reply:
+        """The reply to a round that hides records, once: the negated sum of the gradients of a secret batch.
+
+        records  of this client; the batch is drawn here, from its own entropy, anew for every attempt at a round
+        weights  where the gradients are taken
+
+        What goes wrong with a record is that record's zero (`niss.records`). Anything else, a full memory for example,
+        gives an empty batch: a round without an upload would say that it happened. Changes no state.
+        """
+        terms, entropy, note = self.terms, self._entropy, ""
+        assert terms.records is not None
+        batch = draw_batch(len(records), terms.records.batch, SecretStream.fresh(entropy))
+        try:
+            rows = (-some for some in clipped_rows(records, weights, batch, terms.clip))
+            upload = self._client.answer(rows, entropy)
+        except Exception as error:
+            note = f"the gradients failed ({type(error).__name__}): an empty batch was sent instead"
+            upload = self._client.answer((), entropy)
+        return Reply(encode(upload), self._step, note=note)
 
     def upload(
         self,
@@ -206,7 +228,14 @@ class Node:
                 other.memory, joined.memory = move_prekey(listed[0], other.memory, joined.memory)
 
     def _check(self, proposal: Proposal) -> None:
-        """Refuse a run beyond the limits, or with metrics that were not agreed to."""
+        """Refuse a run beyond the limits, of another unit, or with metrics that were not agreed to."""
+        if (proposal.plan.unit == "record") != bool(self._dataset):
+            raise RemoteProtocolError(
+                "the run hides whole clients, and this node trains on single records alone"
+                if self._dataset
+                else "the run hides single records, and this node has not said which: its app's training is not called",
+                hint="a node gives its records to runs that hide them: NissMod(records=...)",
+            )
         self._limits.check(proposal)
         if proposal.metrics.ranges:
             self._metrics.check(proposal.metrics)

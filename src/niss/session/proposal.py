@@ -63,8 +63,9 @@ ENROLMENT_TAG = ENROLMENT_PREFIX + b"%d" % ENROLMENT_VERSION
 _OTHER_ENROLMENT = re.compile(re.escape(ENROLMENT_PREFIX) + rb"(?P<version>[0-9]{1,3})(?![0-9])")
 _LONGEST_ENROLMENT = 100_000
 _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
-# What a plan may say to the protocol. The rest is fixed: one client-level target for all.
+# What a plan may say to the protocol. The rest is fixed: one target for all.
 _ALWAYS = (
+    *("unit", "batch", "records"),
     *("relation", "clip", "epsilon", "delta", "participations", "kappa", "neighbours", "graph", "tau2"),
     *("collusion", "dropout", "mode", "attempts"),
 )
@@ -260,6 +261,8 @@ def _check_plan(proposal: Proposal) -> None:
     what its noise is worth is for the limits."""
     plan, schedule = proposal.plan, proposal.schedule
     require_proposable(plan)
+    if plan.unit == "record" and proposal.metrics.ranges:
+        raise ConfigError("have no place where records are hidden", field="metrics")
     plan.budget(1)
     if plan.kind.carries != (schedule is not None):
         raise ConfigError("a run has a schedule if it carries noise, and else none", field="schedule")
@@ -304,6 +307,8 @@ def require_proposable(plan: Plan) -> None:
                 field=f"plan.{field.name}",
                 hint=f"leave it at {usual!r}",
             )
+    if plan.unit == "nbafl":
+        raise ConfigError("the protocol hides clients or records", field="plan.unit")
     if isinstance(plan.epsilon, tuple) or isinstance(plan.tau2, tuple):
         raise ConfigError("the protocol needs the same target for all clients", field="plan.epsilon")
     if plan.graph not in ("regular", "complete"):
