@@ -196,16 +196,32 @@ class PlanQuestion:
     goal                 least noise on average over the rounds (`mean`) or in the last model (`final`)
     """
 
-    participants: Annotated[Annotated[int, Ge(2), Le(1_000_000_000)], Doc("Clients in a round.")]
+    participants: Annotated[
+        Annotated[int, Ge(2), Le(1_000_000_000)], Doc("Clients in a round; silos, where records are hidden.")
+    ]
+    unit: Annotated[
+        Literal["client", "record"],
+        Doc("What is hidden: all that a `client` holds, or one `record` of a silo, in secret batches."),
+    ] = "client"
+    records: Annotated[
+        Annotated[int, Ge(1), Le(10**15)] | None, Doc("Records of all silos together, or a bound on them.")
+    ] = None
+    batch: Annotated[
+        Annotated[float, Gt(0), Le(1)] | None,
+        Doc("Probability with which each record is in a round's batch, drawn in secret by its silo."),
+    ] = None
     neighbours: Annotated[Annotated[float, Ge(1)] | None, Doc("Unit shares each sends; none: enough.")] = None
-    clip: Annotated[_Amount, Doc("L2 bound on a client's update.")] = 1.0
+    clip: Annotated[_Amount, Doc("L2 bound on a client's update, or on the gradient of one record.")] = 1.0
     epsilon: Annotated[Annotated[float, Ge(1e-6), Le(1e6)], Doc("Target over all participations.")] = 3.0
     delta: Annotated[Probability, Doc("Target over all participations.")] = 1e-5
     rounds: Annotated[_Rounds | None, Doc("Rounds of the whole training.")] = None
     participations: Annotated[_Rounds | None, Doc("Rounds one client takes part in; none: all.")] = None
     collusion: Collusion = 0.0
     dropout: Dropout = 0.0
-    mode: Mode = "tolerate"
+    mode: Annotated[
+        Literal["tolerate", "repair"] | None,
+        Doc("What happens to the noise of clients that drop out; none: `repair` for silos, else `tolerate`."),
+    ] = None
     kappa: Annotated[
         Annotated[float, Ge(1e-6), Le(1e6)] | None, Doc("Strength of the shares; none: the cheapest.")
     ] = None
@@ -233,6 +249,8 @@ class PlanQuestion:
     goal: Literal["mean", "final"] = "mean"
 
     def __post_init__(self) -> None:
+        if self.unit == "record":
+            self._check_records()
         usual = {one.name: one.default for one in fields(PlanQuestion)}
         foreign = _WITHIN_A_ROUND if self.carry else dict.fromkeys(_ACROSS_ROUNDS, "")
         for name, reason in foreign.items():
@@ -264,6 +282,21 @@ class PlanQuestion:
                 hint="raise the rounds or lower the participations",
             )
 
+    def _check_records(self) -> None:
+        """Silos take part in every round: nothing rests, and nothing can be carried past anyone."""
+        for name in ("participations", "carry"):
+            if getattr(self, name):
+                raise ConfigError(
+                    "does not go with records: their silos take part in every round",
+                    field=name,
+                    hint="leave it out",
+                )
+
+    @property
+    def planned_mode(self) -> Literal["tolerate", "repair"]:
+        """The mode as asked; else that of the unit. With few silos each that is lost would leave far more noise."""
+        return self.mode or ("repair" if self.unit == "record" else "tolerate")
+
     def asked(self) -> dict[str, Any]:
         """What differs from the defaults, by name."""
         return {
@@ -281,10 +314,12 @@ class PlanQuestion:
 
     def to_json(self, planned: PlanForecast | CarriedForecast) -> dict[str, Any]:
         """The plan as `niss plan --json` prints it: the question, its answer and, for a model, the outlook."""
-        from niss.accounting.judgement import judge_plan
+        from niss.accounting.judgement import judge_plan, judge_records
 
-        names = ("carry", "rounds", "collusion", "dropout", "clip", "relation")
+        names = ("unit", "carry", "rounds", "collusion", "dropout", "clip", "relation")
         values = {name: getattr(self, name) for name in names} | planned.to_json()
         if self.parameters is not None:
             values["outlook"] = judge_plan(self, planned, self.parameters).to_json()
+        if self.unit == "record":
+            values |= judge_records(self, planned).to_json()
         return values

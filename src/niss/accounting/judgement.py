@@ -27,7 +27,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from niss.errors import ConfigError
+from niss.errors import ConfigError, PrivacyError
+from niss.mechanism import Slots
 
 if TYPE_CHECKING:
     from niss.accounting.asked import PlanQuestion
@@ -40,6 +41,10 @@ SMALL_MODEL = 2_000
 _HELP = (
     "more clients in a round (twice as many halve it), fewer parameters (a smaller model, or adapters such as LoRA: a "
     "quarter of them halves it), a larger epsilon"
+)
+_RECORDS_HELP = (
+    "more records (twice as many halve it) or a larger batch, fewer parameters (a smaller model, or adapters such as "
+    "LoRA: a quarter of them halves it), a larger epsilon"
 )
 _CARRYING = ", or noise that is carried from round to round"
 _FITTING = (
@@ -57,6 +62,7 @@ class Outlook:
     clip        C: how far a round can move the model
     deviation   s: of the noise in each coordinate of the mean update
     carried     whether noise is carried from round to round; s is then what a round leaves in the final model
+    unit        what is hidden: where it is a `record`, an update is the mean of the clipped gradients of a batch
     """
 
     parameters: int
@@ -64,6 +70,7 @@ class Outlook:
     clip: float
     deviation: float
     carried: bool = False
+    unit: str = "client"
 
     @property
     def noise_norm(self) -> float:
@@ -102,6 +109,8 @@ class Outlook:
             if self.verdict == "hopeless"
             else "Noisy: expect to lose accuracy"
         )
+        if self.unit == "record":
+            return f"{judged}. {found[0].upper()}{found[1:]}. What helps: {_RECORDS_HELP}."
         # Such noise takes one clip for all rounds.
         helps = f"{_HELP}." if self.carried else f"{_HELP}{_CARRYING}. {_FITTING}."
         return f"{judged}. {found[0].upper()}{found[1:]}. What helps: {helps}"
@@ -131,7 +140,71 @@ def judge_plan(question: PlanQuestion, planned: PlanForecast | CarriedForecast, 
         rounds = question.rounds or planned.plan.participations
         variance = planned.aggregate_variance_ratio_to_central * planned.sigma**2
     judged = outlook(parameters=parameters, rounds=rounds, clip=question.clip, variance=variance)
-    return replace(judged, carried=question.carry)
+    return replace(judged, carried=question.carry, unit=question.unit)
+
+
+@dataclass(frozen=True)
+class RecordsOutlook:
+    """What else is to be known of a plan that hides records; made by `judge_records`.
+
+    epsilon_batches_known   what is left of the promise if all batches became known
+    one_lost_tolerated      noise of a round that loses one silo, over that of one curator, if it stays in the sum
+    one_lost_repaired       the same where the plan is for repairs; None: so few silos cannot be repaired
+    levers                  by what is changed: by what factor the noise of the whole run over what its steps can do
+                            changes
+    """
+
+    epsilon_batches_known: float
+    one_lost_tolerated: float
+    one_lost_repaired: float | None
+    levers: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers, ready for `json.dumps`."""
+        return asdict(self)
+
+
+def judge_records(question: PlanQuestion, planned: PlanForecast | CarriedForecast) -> RecordsOutlook:
+    """What a plan for records rests on, what a lost silo costs in either mode, and what would change the noise.
+
+    A silo that is lost and tolerated leaves the shares it sent and received, `2 kappa` in units of a curator's noise.
+    """
+    from niss.accounting.planner import PlanForecast
+
+    assert isinstance(planned, PlanForecast)
+    plan, size, rounds = planned.plan, question.participants, question.rounds or 1
+    assert plan.batch is not None
+
+    def changed(**change: Any) -> PlanForecast | None:
+        try:
+            found = replace(question, **change).forecast()
+        except PrivacyError:
+            return None
+        assert isinstance(found, PlanForecast)
+        return found
+
+    tolerant, repairing = changed(mode="tolerate"), changed(mode="repair")
+    assert tolerant is not None
+    left = (1.0 - 1.0 / size) * tolerant.aggregate_variance_ratio_to_central + 2.0 * tolerant.kappa
+    levers: dict[str, dict[str, Any]] = {
+        "twice the rounds": {"rounds": 2 * rounds},
+        "twice the batch": {"batch": min(2.0 * plan.batch, 1.0)},
+        "twice the silos": {"participants": 2 * size},
+        "no colluders" if question.collusion else "a fifth colludes": {
+            "collusion": 0.0 if question.collusion else 0.2
+        },
+    }
+    here, found = planned.noise_share / math.sqrt(rounds), {}
+    for words, change in levers.items():
+        if (other := changed(**change)) is not None:
+            found[words] = other.noise_share / math.sqrt(change.get("rounds", rounds)) / here
+    slots = Slots.of((plan.batch, planned.noise_multiplier or 0.0, plan.participations))
+    return RecordsOutlook(
+        slots.epsilon_if_known(plan.gaussian_delta),
+        left,
+        None if repairing is None else repairing.aggregate_variance_ratio_to_central,
+        found,
+    )
 
 
 def outlook(*, parameters: int, rounds: int, clip: float, variance: float) -> Outlook:

@@ -39,7 +39,7 @@ from niss.accounting.calibration import (
 from niss.accounting.committed import Committed, banded_noise, best_noise, independent_noise
 from niss.accounting.plans import Plan
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.mechanism import Slots, gdp_epsilon, gdp_mu
 from niss.methods import client_sensitivity, enough_neighbours, marginal_mu, too_sparse
 from niss.settings import check
 from niss.views import WorstCase
@@ -56,7 +56,11 @@ class PlanForecast:
     """A plan and what it costs. Ratios are variances of the sum of all uploads.
 
     plan                        calibrates tau^2 again for the graph of every round
-    sigma                       deviation of the noise a client would need alone, on its upload x_k / participants
+    sigma                       deviation of the noise a client would need alone, on its part of the average; in the
+                                record unit that of one trusted curator
+    noise_multiplier            z of a round in the joint view: the deviation that the worst-off client or record has
+                                left, over how far it can move the sum; None: no guarantee
+    noise_share                 deviation of the noise in each coordinate of the average, over the clip
     tau2                        what a typical graph needs
     kappa                       strength of the shares
     epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
@@ -74,6 +78,8 @@ class PlanForecast:
     plan: Plan
     participants: int
     sigma: float
+    noise_multiplier: float | None
+    noise_share: float
     tau2: float
     kappa: float
     neighbours: float
@@ -202,7 +208,7 @@ def plan(**asked: Any) -> Plan:
 
 
 def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
-    size, mode, dropout = question.participants, question.mode, question.dropout
+    size, mode, dropout = question.participants, question.planned_mode, question.dropout
     draft = _draft(question, mode)
     say("bounding what colluders can do")
     needed = NoiseNeeded(draft, size)
@@ -219,21 +225,22 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
     if curve and question.kappa is None and dropout:
         better = _better_mode(question, min(curve, key=total_noise).total)
     mu = float(plan.round_mu(np.arange(1))[0])
-    # Over all participations, in units of the noise a client would need alone.
-    whole = mu * math.sqrt(plan.participations)
-    alone = float(marginal_mu(whole, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2))
-    promised = whole / math.sqrt(worst.ratio) if worst.ratio > 0.0 else None
+    # Of one round, in units of the noise a client would need alone.
+    alone = float(marginal_mu(mu, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2))
+    promised = mu / math.sqrt(worst.ratio) if worst.ratio > 0.0 else None
     noise = noise_in_the_sum(plan, size, plan.kappa, tau2 * plan.kappa)
-    local = (1.0 - dropout) * size
+    local, sigma = (1.0 - dropout) * size, float(plan.sensitivity(1.0 / plan.divisor(size), 1.0)) / mu
     return PlanForecast(
         plan=plan,
         participants=size,
-        sigma=float(plan.sensitivity(1.0 / size, 1.0)) / mu,
+        sigma=sigma,
+        noise_multiplier=None if promised is None else 1.0 / promised,
+        noise_share=sigma * math.sqrt(noise.total) / plan.clip,
         tau2=tau2,
         kappa=plan.kappa,
         neighbours=plan.neighbours,
-        epsilon_joint=None if promised is None else gdp_epsilon(promised, plan.gaussian_delta),
-        epsilon_marginal=gdp_epsilon(alone, plan.delta),
+        epsilon_joint=None if promised is None else _epsilon_of(plan, promised, plan.gaussian_delta),
+        epsilon_marginal=_epsilon_of(plan, alone, plan.delta),
         effective_variance_ratio=worst.ratio,
         aggregate_variance_ratio_to_central=noise.total,
         aggregate_variance_ratio_to_local=noise.total / local,
@@ -245,6 +252,13 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
         curve=curve,
         notes=tuple(_notes(plan, size, worst, noise, (mode, better), gains=noise.total < local)),
     )
+
+
+def _epsilon_of(plan: Plan, mu: float, delta: float) -> float:
+    """What all rounds come to that cost so much each, and in the record unit have secret batches."""
+    if plan.batch is not None:
+        return Slots.of((plan.batch, 1.0 / mu, plan.participations)).epsilon(delta)
+    return gdp_epsilon(mu * math.sqrt(plan.participations), delta)
 
 
 def _notes(
@@ -279,6 +293,9 @@ def _draft(question: PlanQuestion, mode: Mode) -> Plan:
 
     def with_neighbours(sent: float) -> Plan:
         return Plan(
+            unit=question.unit,
+            batch=question.batch,
+            records=question.records,
             clip=question.clip,
             epsilon=question.epsilon,
             delta=question.delta,
@@ -314,18 +331,19 @@ def _draft(question: PlanQuestion, mode: Mode) -> Plan:
 
 def _better_mode(question: PlanQuestion, total: float) -> str:
     """The mode that leaves less noise in the sum, each with its own cheapest kappa."""
-    other: Mode = "repair" if question.mode == "tolerate" else "tolerate"
+    mode = question.planned_mode
+    other: Mode = "repair" if mode == "tolerate" else "tolerate"
     try:
         noise = NoiseNeeded(_draft(question, other), question.participants)
         least = min(noise.curve(), key=total_noise).total
     except PrivacyError:
-        return question.mode
-    return other if least < total else question.mode
+        return mode
+    return other if least < total else mode
 
 
 def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
     """The run that leaves least noise in the model."""
-    size, dropout, repaired = question.participants, question.dropout, question.mode == "repair"
+    size, dropout, repaired = question.participants, question.dropout, question.planned_mode == "repair"
     assert question.clients is not None
     assert question.rounds is not None
     # What is no target is refused in the caller's own numbers.
@@ -345,7 +363,7 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
         closing=question.closing,
         collusion=question.collusion,
         dropout=dropout,
-        mode=question.mode,
+        mode=question.planned_mode,
     )
     search = CarriedSearch.of(plan, size, goal=question.goal)
     ratio = question.carried_to_residual
@@ -364,7 +382,7 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
         epsilon=question.epsilon,
         delta=question.delta,
         dropout=dropout,
-        mode=question.mode,
+        mode=question.planned_mode,
         mu=run.mu,
         participations=plan.participations,
         separation=apart,

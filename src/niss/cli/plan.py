@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,13 +41,15 @@ QUESTION = Flags.all_of(PlanQuestion)
 
 @from_options(QUESTION, PlanOutput, quiet=True)
 def plan_command(asked: dict[str, Any], output: PlanOutput) -> None:
-    """Find the cheapest noise that keeps a joint-view promise to every client.
+    """Find the cheapest noise that keeps a joint-view promise to every client, or to every record of silos.
 
     Examples:
     niss plan --participants 30 --neighbours 29 --clip 3 --epsilon 8 --delta 1e-5 --rounds 100 --participations 30
     niss plan --participants 1000 --epsilon 3 --participations 6 --collusion 0.2 --json
     niss plan --participants 10 --epsilon 8 --rounds 20 --parameters 62000      is there any hope?
     niss plan --participants 30 --tau2 0.3          what does that tau^2 promise?
+    niss plan --unit record --participants 10 --records 60000 --batch 0.05 --rounds 600 --epsilon 1      ten silos
+    niss plan --unit record --participants 10 --records 60000 --batch 0.05 --rounds 600 --collusion 0.2
     niss plan --rounds 100 --participants 100 --clients 1000 --carry      noise that cancels across rounds
     niss plan --rounds 100 --participants 100 --clients 1000 --carry --dropout 0.02 --plot noise.png
     """
@@ -70,16 +73,17 @@ def plan_command(asked: dict[str, Any], output: PlanOutput) -> None:
     if isinstance(planned, CarriedForecast):
         _print_carried(planned)
     else:
-        _print_plan(planned)
+        _print_plan(planned, values)
     if "outlook" in values:
         print_sentence(f"outlook: {values['outlook']['words']}")
 
 
-def _print_plan(planned: PlanForecast) -> None:
+def _print_plan(planned: PlanForecast, values: Mapping[str, Any]) -> None:
     """Print a plan: what is promised in either view, what to set, and what it costs.
 
     The cost is the variance of the noise left in the sum, in units of what a trusted server would add, of what
-    DP-FedAvg would leave, and of what ideal secure aggregation with distributed noise would need.
+    DP-FedAvg would leave, and of what ideal secure aggregation with distributed noise would need. Where records are
+    hidden the server is one curator of all of them, and in the place of DP-FedAvg each silo adds all the noise itself.
     """
     from niss.claims import rounded_up
 
@@ -89,8 +93,15 @@ def _print_plan(planned: PlanForecast) -> None:
     against = f" and {colluders} static colluders of {size}" if colluders else "; no client colludes"
     origin = "as given" if plan.tau2 is not None else "calibrated anew for each round's graph"
     as_seeds = planned.to_json()["bytes_per_client"]["shares sent as seeds"]
+    records = plan.unit == "record"
+    server, local = (
+        ("one trusted curator", "silos that each add all of it")
+        if records
+        else ("a trusted server", "DP-FedAvg")
+    )
+    hidden = f"over {often}, {'one record more or less' if records else plan.relation}"
     rows = [
-        f"promise, joint view | {promise} | at delta {plan.delta:g} over {often}, {plan.relation}",
+        f"promise, joint view | {promise} | at delta {plan.delta:g} {hidden}",
         f"| | against a server that sees every upload{against}",
         f"promise, marginal view | epsilon {rounded_up(planned.epsilon_marginal)} "
         "| one upload alone: what the paper counts",
@@ -98,13 +109,15 @@ def _print_plan(planned: PlanForecast) -> None:
         f"kappa | {planned.kappa:.3g} | strength of the shares, in units of sigma_k^2",
         f"tau^2 | {planned.tau2:.4g} | distortion of received shares, {origin}",
         f"sigma_k | {planned.sigma:.4g} | noise a client would need alone, on its upload p_k x_k",
-        f"noise in the sum | {planned.aggregate_variance_ratio_to_central:.3g} x | what a trusted server would add",
-        f"| {planned.aggregate_variance_ratio_to_local:.3g} x | what DP-FedAvg would leave",
+        f"noise in the sum | {planned.aggregate_variance_ratio_to_central:.3g} x | what {server} would add",
+        f"| {planned.aggregate_variance_ratio_to_local:.3g} x | what {local} would leave",
         f"| {planned.aggregate_variance_ratio_ideal:.3g} x "
         "| would be enough with ideal secure aggregation and distributed noise",
     ]
     if planned.dropout_part:
         rows.append(f"| {planned.dropout_part:.3g} x | of it left uncancelled by dropped clients")
+    if records:
+        rows += _record_rows(planned, values)
     rows.append(f"sent per client | nothing | shares derived from keys; {as_seeds} bytes if sent as seeds")
     print_aligned(rows)
     for note in planned.notes:
@@ -112,6 +125,23 @@ def _print_plan(planned: PlanForecast) -> None:
     if planned.curve:
         typer.echo("\nnoise in the sum (trusted server = 1, log scale) over kappa")
         _print_curve(planned)
+
+
+def _record_rows(planned: PlanForecast, values: Mapping[str, Any]) -> Iterator[str]:
+    """What a promise to records rests on, what a lost silo costs in either mode, and what would change the noise."""
+    from niss.claims import rounded_up
+
+    yield f"noise in the average | {100.0 * planned.noise_share:.3g} % | of the clip, in each coordinate"
+    if planned.noise_multiplier is not None:
+        meaning = "noise multiplier of a round: what its secret batches are counted with"
+        yield f"z | {planned.noise_multiplier:.4g} | {meaning}"
+        known = rounded_up(values["epsilon_batches_known"])
+        yield f"if all batches were known | epsilon {known} | so their sizes, times and losses stay with the silos"
+    yield f"a silo is lost | {values['one_lost_tolerated']:.3g} x | its noise tolerated in the sum"
+    if (repaired := values["one_lost_repaired"]) is not None:
+        yield f"| {repaired:.3g} x | planned for and repaired; this plan: {planned.mode}"
+    for number, (change, factor) in enumerate(values["levers"].items()):
+        yield f"{'' if number else 'noise over the run'} | {factor:.3g} x | {change}"
 
 
 def _often(participations: int) -> str:

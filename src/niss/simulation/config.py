@@ -272,12 +272,17 @@ def _round_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     plan, participants = values["plan"], int(values["participants"])
     often = int(plan["participations"])
     rounds = int(values.get("rounds") or often)
-    found: dict[str, Any] = {
-        "rounds": rounds,
+    there = {
         "data.clients": participants * math.ceil(rounds / often),
         "training.participants": participants,
+    }
+    found: dict[str, Any] = {
+        "rounds": rounds,
+        **({"data.silos": participants} if plan["unit"] == "record" else there),
         **{f"privacy.{one.name}": plan[one.name] for one in fields(PrivacyConfig) if one.name in plan},
     }
+    if plan["unit"] == "record":
+        del found["privacy.participations"]  # Of all silos: every round.
     method = {name: plan[name] for name in ("kappa", "neighbours", "graph", "distortion")}
     return found, method | {"name": plan["method"], "tau2": _tau2(plan["tau2"])}
 

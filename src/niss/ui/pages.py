@@ -41,7 +41,7 @@ _FLAGS = {
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
 _EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
 _PROMISE, _ROUND, _ACROSS = "The promise", "A round", "Across rounds"
-_TROUBLE, _MORE = "What may go wrong", "More settings"
+_HIDDEN, _TROUBLE, _MORE = "What is hidden", "What may go wrong", "More settings"
 _CHOOSE = "let the planner choose"
 
 
@@ -54,7 +54,8 @@ class Control:
     low, high  the ends of its slider, logarithmic unless it begins at 0
     start      what it is at first, unless that is the field's default
     auto       what is said beside a box that leaves the value to the planner; empty: there is no box
-    only       shown and sent with carried shares ("carry") or without ("round") alone
+    only       shown and sent alone where records are hidden ("record"), or clients with carried shares ("carry") or
+               without ("round"); several of them, or empty: always
     figures    digits that the slider rounds to
     """
 
@@ -69,24 +70,29 @@ class Control:
 
 
 CONTROLS = {
+    "unit": Control(_HIDDEN, "Hide people or records?"),
+    "records": Control(_HIDDEN, "Records of all silos", 100, 10**8, 60_000, only="record"),
+    "batch": Control(_HIDDEN, "Batch, share of the records", 1e-4, 1.0, "0.05", only="record"),
     "epsilon": Control(_PROMISE, "ε, privacy loss", 0.1, 20.0),
     "delta": Control(_PROMISE, "δ", 1e-10, 1e-2, "0.00001", figures=1),
     "rounds": Control(_PROMISE, "Rounds", 1, 1000, 30),
     "participants": Control(_ROUND, "Participants", 3, 2000, 200),
     "parameters": Control(_ROUND, "Model size", 100, 1e8, 199210),
-    "neighbours": Control(_ROUND, "Neighbours", 1, 199, 30, _CHOOSE, "round"),
+    "neighbours": Control(_ROUND, "Neighbours", 1, 199, 30, _CHOOSE, "round record"),
     "kappa": Control(_ROUND, "κ, strength of the shares", 0.25, 100.0, 4, _CHOOSE),
-    "carry": Control(_ACROSS, "Carry shares to the next round"),
+    "carry": Control(_ACROSS, "Carry shares to the next round", only="round carry"),
     "clients": Control(_ACROSS, "Clients", 3, 100_000, 1000, only="carry"),
     "pattern": Control(_ACROSS, "How clients come back", only="carry"),
     "collusion": Control(_TROUBLE, "Collusion", 0.0, 0.9),
     "dropout": Control(_TROUBLE, "Dropout", 0.0, 0.5),
-    "mode": Control(_TROUBLE, "When clients drop out"),
+    "mode": Control(_TROUBLE, "When clients drop out", start="tolerate"),
     "participations": Control(_MORE, "Rounds one client takes part in", 1, 30, 30, "all rounds", "round"),
     "clip": Control(_MORE, "Clip", 0.01, 100.0),
-    "relation": Control(_MORE, "What is hidden"),
+    "relation": Control(_MORE, "What takes its place", only="round carry"),
 }
 _CHOICES = {
+    "client": "all that a client holds",
+    "record": "one record of a silo",
     "cyclic": "fixed cohorts take turns",
     "any": "at least so many rounds apart",
     "tolerate": "their noise stays in the sum",

@@ -95,8 +95,12 @@ const controls = Object.fromEntries(list.map((control) => [control.name, control
 
 function changed(control, typed = false) {
   const participants = Number(controls.participants.field.value);
-  const carry = controls.carry.field.checked;
-  for (const one of list) if (one.box.dataset.only) one.box.hidden = (one.box.dataset.only === "carry") !== carry;
+  const records = controls.unit.field.value === "record";
+  const carry = controls.carry.field.checked && !records;
+  // A lost silo leaves far more noise than one of many clients.
+  if (control === controls.unit) controls.mode.set(records ? "repair" : "tolerate");
+  const shown = records ? "record" : carry ? "carry" : "round";
+  for (const one of list) if (one.box.dataset.only) one.box.hidden = !one.box.dataset.only.split(" ").includes(shown);
   // Fixed cohorts are whole; a number that was typed is left as it is, and refused with the reason.
   if (carry && controls.pattern.value === "cyclic" && control && !(typed && control === controls.clients) && participants > 0) {
     controls.clients.put(Math.max(1, Math.round(Number(controls.clients.field.value) / participants)) * participants);
