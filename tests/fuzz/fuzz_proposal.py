@@ -161,11 +161,11 @@ def beyond(limits: Limits, proposal: Proposal) -> str:
         return "ceiling"
     if not 0.0 <= budget.delta_failure < budget.delta <= ceiling.delta:
         return "delta"
-    if not 0.0 < budget.mu <= gdp_mu(ceiling.epsilon, ceiling.delta) * (1.0 + 1e-6):
+    if not 0.0 < budget.most <= gdp_mu(ceiling.epsilon, ceiling.delta) * (1.0 + 1e-6):
         return "budget"
     return (
         ""
-        if policy.mu <= budget.mu * (1.0 + 1e-6) or limits.epsilon is not None
+        if policy.mu <= budget.most * (1.0 + 1e-6) or limits.epsilon is not None
         else "one round over the budget"
     )
 

@@ -163,7 +163,7 @@ class Slots:
         if (gaussian := self._gaussian_mu(records)) is not None:
             return gdp_epsilon(gaussian, delta) if gaussian > 0.0 else 0.0
         # A pair of distributions, of which dp-accounting takes the worse; finer than this only takes longer.
-        interval = min(max(1e-3, 2e-3 * records / min(z for _, z, _ in self.rounds)), 2e-2)
+        interval = min(max(1e-3, 5e-3 * records / min(z for _, z, _ in self.rounds)), 5e-2)
         composed: Any = None
         for q, z, count in _few(self.rounds):
             drawn = _binomial(records, q)

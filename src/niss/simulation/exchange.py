@@ -204,7 +204,9 @@ class Played:
             raise PrivacyError(f"round {number + 1}: {refused.message}", hint=refused.hint)
         pending = session.books.pending(current)
         mus = np.broadcast_to(np.asarray(pending.joint, dtype=np.float64), len(nodes))
-        charge(Charge.of(mus, pending.marginal), current.agreed.terms.attempt)
+        records = current.agreed.terms.records
+        batch = None if records is None else records.batch
+        charge(Charge.of(mus, pending.marginal, batch=batch), current.agreed.terms.attempt)
         drive(session, deliver)
         _, record = session.finish()
         return Summed(current.summed.total, current.scale, record)
