@@ -138,4 +138,6 @@ def test_report_and_summary_speak_of_records(given, tmp_path):
     assert settings["Share of the records in a batch"] == "0.5"
     assert "Local epochs" not in settings
     assert "one single record" in write_report(tmp_path).read_text(encoding="utf-8")
-    assert len(summary_rows(read_report_input(tmp_path)).rows) == 1
+    header, (row,) = summary_rows(read_report_input(tmp_path))
+    assert (header[-1], float(row[-1])) == ("ε, joint view", pytest.approx(4.0, abs=0.05))
+    assert "if all became known, epsilon would be" in result.statement.words
