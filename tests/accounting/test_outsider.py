@@ -138,8 +138,9 @@ def test_the_same_updates_cost_more_where_they_may_be_replaced(sampling: str) ->
 
 def test_sampling_clients_hides_no_record() -> None:
     """What hides a record is the secret batch, however clients are drawn; without one nothing is amplified."""
-    secret = {claim([1.0] * 4, sampling, 5, unit="record").epsilon for sampling in outsider.SAMPLINGS}
-    assert len(secret) == 1
+    told = [claim([1.0] * 4, sampling, 5, unit="record") for sampling in outsider.SAMPLINGS]
+    assert len({one.epsilon for one in told}) == 1
+    assert all("Whoever knows a batch is no outsider" in one.words for one in told)
     for sampling in outsider.SAMPLINGS:
         found = claim([1.0] * 4, sampling, 100, unit="record")
         assert found.epsilon == pytest.approx(gdp_epsilon(2.0, DELTA), rel=1e-12)

@@ -21,7 +21,7 @@ from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.figures import draw_sheet
 from niss.files import to_json
-from niss.mechanism import gdp_epsilon
+from niss.mechanism import Slots, gdp_epsilon
 from niss.methods import METHODS
 from niss.methods.look import SERIES
 from niss.report import read_report_input
@@ -172,6 +172,28 @@ def test_a_clients_spending_ends_at_its_total(tmp_path: Path) -> None:
     steps = spending(ledger, "1")
     assert [(number, attempt, mu) for number, attempt, mu, _ in steps] == [(2, 0, 0.5), (4, 0, 0.5)]
     assert steps[-1][3] == ledger.epsilon(ledger.spent("1"))
+
+
+def test_a_ledger_of_records_counts_slots(tmp_path: Path) -> None:
+    """Of more rounds than are computed one by one, the number is rounded up; the last is exact."""
+    slot, rounds = (0.05, 4.0), 60
+    header = LedgerHeader(
+        run="records", budgets=dict.fromkeys("ab", ((*slot, rounds),)), delta=DELTA, unit="record"
+    )
+    with LedgerFile.create(tmp_path / "ledger.jsonl", header) as ledger:
+        for number in range(rounds):
+            both = {"a": Charge.of(0.25, 0.1, batch=0.05), "b": Charge.of(0.25, 0.1, batch=0.05)}
+            ledger.charge(number, 0, both if number else {"a": both["a"]})
+    first, second = client_rows(ledger)
+    assert (first.client, first.spent) == ("a", Slots.of((*slot, rounds)))
+    assert first.epsilon_spent == first.epsilon_claim == Slots.of((*slot, rounds)).epsilon(DELTA)
+    assert second.epsilon_spent < first.epsilon_spent
+    steps = [epsilon for *_, epsilon in spending(ledger, "a")]
+    assert steps == sorted(steps)
+    assert steps[-1] == first.epsilon_spent
+    for count in (1, 7, 33):
+        exact = Slots.of((*slot, count)).epsilon(DELTA)
+        assert exact <= steps[count - 1] <= Slots.of((*slot, count + 1)).epsilon(DELTA)
 
 
 def test_the_curves_are_the_worst_off_and_the_median_client(tmp_path: Path) -> None:

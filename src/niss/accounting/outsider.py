@@ -117,9 +117,9 @@ def outsider_epsilon(
         hidden = relation if unit == "client" else f"one {unit}, {relation}"
         promise = "No guarantee" if known is None else f"({rounded_up(known)}, {delta:g})-DP"
         words = f"{promise} ({hidden}) against an outsider who sees only the released models: {words}. "
-        return OutsiderClaim(
-            known, delta, unit, relation, accountant, words + "Whoever knows the participants is no outsider."
-        )
+        secret = "the participants" if batch is None else "a batch"
+        words += f"Whoever knows {secret} is no outsider."
+        return OutsiderClaim(known, delta, unit, relation, accountant, words)
 
     if costs and math.isinf(costs[0]):
         return claim(math.inf, "none", "a round's aggregate carries no noise at all")
