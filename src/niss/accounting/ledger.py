@@ -102,10 +102,11 @@ class Charge:
                 "charged to it",
                 hint="a ledger is of one unit and one dataset: begin another, for other data",
             )
-        try:
-            Slots().plus(self.slot)
-        except ConfigError as error:
-            raise PrivacyError(error.message) from None
+        if self.slot is not None:
+            try:
+                Slots.of((*self.slot, 1))
+            except ConfigError as error:
+                raise PrivacyError(error.message) from None
 
 
 class ChargeableLedger(Protocol):

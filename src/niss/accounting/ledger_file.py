@@ -313,7 +313,8 @@ class LedgerFile:
     def _accept(self, entry: LedgerEntry) -> LedgerEntry:
         for client, charge in entry.charges.items():
             joint, marginal, count, taken = self._spent.get(client, _NOTHING)
-            taken = taken.plus(slot_taken(charge, taken, self.header.budget(client)))
+            if charge.slot is not None:
+                taken = taken.plus(slot_taken(charge, taken, self.header.budget(client)))
             self._spent[client] = (joint + charge.mu2, marginal + charge.marginal_mu2, count + 1, taken)
         self._entries.append(entry)
         self._charged.add((entry.round, entry.attempt))

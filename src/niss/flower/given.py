@@ -32,7 +32,6 @@ from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import USE_THE_MOD, fewest_nodes
 from niss.methods import METHODS
 from niss.protocol import LINKS_PER_ROUND
-from niss.runs import RoundRecord
 from niss.session.metrics import NoisyMetrics
 from niss.session.proposal import MOST_ROUNDS
 from niss.session.server import Session
@@ -297,20 +296,6 @@ def say_outlook(session: Session, parameters: int, rounds: int) -> None:
             "too few can pay for are not opened",
             *(len(short), len(told), min(short)),
         )
-
-
-def say_round(record: RoundRecord) -> None:
-    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
-    LOG.info(
-        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
-        record.survivors,
-        record.participants,
-        math.sqrt(record.noise.variance),
-    )
-    for node, why in record.lost.items():
-        LOG.info("niss: \t> node %s: %s", node, why)
-    for problem in record.problems:
-        LOG.warning("niss: \t> %s", problem)
 
 
 def no_round(session: Session | None) -> ProtocolError:

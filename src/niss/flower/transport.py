@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from niss.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
 from niss.redaction import printable
+from niss.runs import RoundRecord
 from niss.session.ports import NO_REPLY, Reply, Request, Stage, in_words
 from niss.version import __version__
 
@@ -318,6 +319,20 @@ class WillingNodes:
                 "the others have spent what the plan allows, or were left out"
             )
         return willing
+
+
+def say_round(record: RoundRecord) -> None:
+    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
+    LOG.info(
+        "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
+        record.survivors,
+        record.participants,
+        math.sqrt(record.noise.variance),
+    )
+    for node, why in record.lost.items():
+        LOG.info("niss: \t> node %s: %s", node, why)
+    for problem in record.problems:
+        LOG.warning("niss: \t> %s", problem)
 
 
 def mean_metrics(records: Sequence[Mapping[str, object]]) -> MetricRecord:

@@ -49,6 +49,7 @@ class Federation:
     plan       how the clients are protected
     stream     every random number of a simulated run
     sampling   how participants are drawn
+    size       how many take part in a round
     adaptive   how the clip moves from round to round; None: not at all
     optimizer  how the sums move the model
     work       what a client does in a round; runs with the same work are trained together
@@ -61,6 +62,7 @@ class Federation:
         (method,) = config.methods
         self.config, self.inputs, self.trainer = config, inputs, trainer
         self.stream, self.sampling = SimStream(config.seed), config.sampling_of(method)
+        self.size = config.participants
         sizes = inputs.clients.sizes
         self.alone = int(sizes.argmax()) if self.sampling == "alone" else None
         records = config.privacy.records or int(sizes.sum())
@@ -87,7 +89,7 @@ class Federation:
             plan=plan,
             rounds=plan.planned_rounds + plan.closing if carries else config.rounds,
             # Two honest ones. What a small round costs is bounded by mu.
-            participants=config.participants if carries else fewest_participants(plan),
+            participants=self.size if carries else fewest_participants(plan),
             coordinates=self.inputs.layout.size + (self.adaptive is not None),
             grid_bits=config.protocol.grid_bits,
             modulus_bits=config.protocol.modulus_bits,
@@ -111,7 +113,7 @@ class Federation:
         return choose_participants(
             number,
             sampling=self.sampling,
-            size=self.config.participants,
+            size=self.size,
             eligible=np.ones(self.inputs.clients.sizes.size, dtype=bool) if eligible is None else eligible,
             stream=self.stream.child("participants"),
             resting=history[max(len(history) - self.plan.separation + 1, 0) :],

@@ -236,7 +236,7 @@ def play_runs(
                 for one in waiting
                 if one.rounds_done == first.rounds_done and one.federation.work == first.federation.work
             ]
-            turn = alike[: trainer.together(first.config.participants)]
+            turn = alike[: trainer.together(first.federation.size)]
             _play_round(runs, turn, trainer, progress)
             if on_round is not None:
                 for one in turn:

@@ -66,12 +66,12 @@ def begin_round(
         )
 
     # 2. Public weights, the share graph from a public beacon, and the noise that this graph needs.
-    training, expected = federation.config.training, federation.config.participants
+    training = federation.config.training
     public_weights = aggregation_weights(
         clients.sizes[participants],
         rule=training.weights,
         cap=training.size_cap,
-        divisor=plan.divisor(expected if federation.sampling == "poisson" else participants.size),
+        divisor=plan.divisor(federation.size if federation.sampling == "poisson" else participants.size),
     )
     round_plan = None
     if not federation.exchange.real:
