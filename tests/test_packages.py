@@ -21,17 +21,17 @@ from niss.accounting import Charge, LedgerFile, LedgerHeader
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "flower_app"
-APP = "niss/local/app/"
-# What a wheel needs beside its modules: data that the code reads, and the app of `niss up` and `niss new`.
+APPS = {"niss/local/app/": "flower_app", "niss/local/silos_app/": "silos-images"}
+# What a wheel needs beside its modules: data that the code reads, and the apps of `niss up` and `niss new`.
 NEEDED = (
     "niss/py.typed",
     "niss/randomness/normal_table.f64le",
     "niss/report/style.css",
     "niss/report/templates/run.html.j2",
     "niss/ui/assets/style.css",
-    f"{APP}pyproject.toml",
-    f"{APP}flower_app/task.py",
+    *(f"{app}pyproject.toml" for app in APPS),
+    "niss/local/app/flower_app/task.py",
+    "niss/local/silos_app/silos_images/task.py",
 )
 OUTSIDE = (
     "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "NOTICE", "SECURITY.md",
@@ -111,12 +111,14 @@ def test_they_hold_what_they_must(built: tuple[Path, Path]) -> None:
     ]
 
 
-def test_the_built_in_app_is_in_the_wheel_as_it_is_in_the_examples(built: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("app", APPS)
+def test_a_built_in_app_is_in_the_wheel_as_it_is_in_the_examples(built: tuple[Path, Path], app: str) -> None:
+    example = ROOT / "examples" / APPS[app]
     with zipfile.ZipFile(built[1]) as archive:
-        inside = [name for name in archive.namelist() if name.startswith(APP) and "__pycache__" not in name]
-        packed = {name.removeprefix(APP): archive.read(name) for name in inside}
-    files = [path for path in EXAMPLE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert packed == {path.relative_to(EXAMPLE).as_posix(): path.read_bytes() for path in files}
+        inside = [name for name in archive.namelist() if name.startswith(app) and "__pycache__" not in name]
+        packed = {name.removeprefix(app): archive.read(name) for name in inside}
+    files = [path for path in example.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert packed == {path.relative_to(example).as_posix(): path.read_bytes() for path in files}
     assert "pyproject.toml" in packed
 
 

@@ -11,20 +11,24 @@ from cli.terminals import run_python
 from niss.errors import ConfigError
 from niss.local.apps import check_app, new_app
 
+KINDS = {"clients": "flower_app", "silos": "silos_images"}
 
-def test_the_app_has_its_name_everywhere(tmp_path: Path) -> None:
-    app = new_app(tmp_path / "My-first.app")
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_app_has_its_name_everywhere(tmp_path: Path, kind: str) -> None:
+    app = new_app(tmp_path / "My-first.app", kind)
     project = tomllib.loads((app / "pyproject.toml").read_text())
     assert project["project"]["name"] == "My-first.app"
     assert project["tool"]["flwr"]["app"]["components"]["serverapp"] == "my_first_app.server_app:app"
-    left = [path for path in app.rglob("*") if path.is_file() and "flower_app" in path.read_text()]
+    left = [path for path in app.rglob("*") if path.is_file() and KINDS[kind] in path.read_text()]
     assert left == []
     assert (app / "my_first_app" / "task.py").is_file()
     assert "../.." not in (app / "README.md").read_text()
 
 
-def test_niss_up_takes_it_and_its_parts_can_be_loaded(tmp_path: Path) -> None:
-    app = new_app(tmp_path / "digits")
+@pytest.mark.parametrize("kind", KINDS)
+def test_niss_up_takes_it_and_its_parts_can_be_loaded(tmp_path: Path, kind: str) -> None:
+    app = new_app(tmp_path / "digits", kind)
     check_app(app, ["collusion"], tracker=True)
     code = "import digits.client_app, digits.server_app; print(digits.client_app.app, digits.server_app.app)"
     done = run_python(code, cwd=app)

@@ -39,6 +39,9 @@ class NewOptions:
     """Where the app goes."""
 
     folder: Annotated[Path, Doc("A new folder; its name becomes that of the app.")] = argument(metavar="NAME")
+    silos: Annotated[
+        bool, Doc("For a few organisations with many records each, of which every single one is hidden.")
+    ] = False
 
 
 @from_options(NewOptions)
@@ -48,10 +51,11 @@ def new_command(options: NewOptions) -> None:
     Examples:
     niss new my-app
     niss new apps/digits      then: niss up --app apps/digits
+    niss new --silos my-silos
     """
     from niss.local.apps import new_app
 
-    folder = new_app(options.folder)
+    folder = new_app(options.folder, "silos" if options.silos else "clients")
     typer.echo(str(folder))
     say(f"try it: niss up --app {folder}, or: cd {folder} && flwr run . --stream")
 

@@ -17,16 +17,21 @@ RESUME = "resume"
 # What every app must have among its settings; those of trackers where there is one.
 _NEEDED = ("server-key", "coalition", "report", "min-nodes", "rounds")
 _FOR_TRACKERS = ("tracker", "tracker-ca")
-_PACKAGE, _PROJECT = "flower_app", "niss-flower-app"
+# By kind of app: its folder among the examples and where a wheel has it, its package and its project.
+_BUILT_IN = {
+    "clients": ("flower_app", "app", "flower_app", "niss-flower-app"),
+    "silos": ("silos-images", "silos_app", "silos_images", "niss-silos-images"),
+}
 # What a project may be called, beginning with a letter, as its package has to.
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _INSTALL = "pip install '../..[flower]' 'flwr[simulation]'"
 
 
-def built_in_app() -> Path:
-    """The app that learns digits: `examples/flower_app`, which a wheel has beside this file."""
-    packaged = Path(__file__).parent / "app"
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / "flower_app"
+def built_in_app(kind: str = "clients") -> Path:
+    """The app that learns digits and hides `clients` or the records of `silos`; a wheel has both beside this file."""
+    example, inside, *_ = _BUILT_IN[kind]
+    packaged = Path(__file__).parent / inside
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / example
 
 
 def app_settings(app: Path) -> dict[str, Any]:
@@ -61,8 +66,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def new_app(folder: Path) -> Path:
-    """Write the app into `folder`, which must not exist, named like it; returns the folder.
+def new_app(folder: Path, kind: str = "clients") -> Path:
+    """Write the built-in app of that kind into `folder`, which must not exist, named like it; returns the folder.
 
     Its package is the name as Python takes it, so `my-app` has the package `my_app`.
     """
@@ -76,14 +81,14 @@ def new_app(folder: Path) -> Path:
         )
     if folder.exists():
         raise ConfigError(f"{folder} already exists", field="NAME", hint="choose another name")
-    template = built_in_app()
+    template, (*_, old, project) = built_in_app(kind), _BUILT_IN[kind]
     for path in sorted(template.rglob("*")):
         if path.is_dir() or "__pycache__" in path.parts:
             continue
         target = folder / Path(
-            *(package if part == _PACKAGE else part for part in path.relative_to(template).parts)
+            *(package if part == old else part for part in path.relative_to(template).parts)
         )
-        text = path.read_text(encoding="utf-8").replace(_PACKAGE, package).replace(_PROJECT, name)
+        text = path.read_text(encoding="utf-8").replace(old, package).replace(project, name)
         text = text.replace(_INSTALL, "pip install 'niss[flower,train]' 'flwr[simulation]'")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text.encode("utf-8"), mode=SHARED)

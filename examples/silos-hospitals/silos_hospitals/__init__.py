@@ -1,0 +1,1 @@
+"""Who comes back within a month? Eight hospitals learn it together, and each of their patients is hidden."""

@@ -1,0 +1,1 @@
+"""Handwritten digits in a few silos, each of which hides every single one of its pictures."""
