@@ -228,10 +228,12 @@ class ModuleEngine:
             except Exception:  # torch refuses to stack in many ways; one by one always works
                 return None
             else:
-                same = np.allclose(
-                    stacked, alone[0], rtol=1e-3, atol=1e-3 * float(np.abs(alone[0]).max()), equal_nan=True
+                error, length = (
+                    np.linalg.norm(np.nan_to_num(part)) for part in (stacked - alone[0], alone[0])
                 )
-                return sum(part.numbers for part in parts.values()) // len(inputs) + 1 if same else None
+                if error > 1e-3 * length:
+                    return None
+                return sum(part.numbers for part in parts.values()) // len(inputs) + 1
 
 
 def _made_up(part: Tensor) -> Tensor:
