@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from niss.errors import ConfigError
 from niss.records import (
     LogisticRegression,
     Records,
@@ -20,6 +21,7 @@ from niss.records import (
     problem,
     reference_sum,
 )
+from niss.records.problem import LEAST_CLIP
 from records.conftest import IMAGES, make_records
 
 OTHERS = np.array([0, 1, 3, 4, 6, 7])
@@ -72,16 +74,27 @@ def test_weights_that_overflow_on_one_record_move_the_sum_by_at_most_clip(
         assert np.linalg.norm(found - others) <= CLIP * (1 + 1e-5)
 
 
-@pytest.mark.parametrize(("magnitude", "clip"), [(1e25, 1.0), (1e-25, 1e-30)])
-def test_float32_norms_whose_squares_do_not_fit_are_clipped(magnitude: float, clip: float) -> None:
+def test_float32_norms_whose_squares_do_not_fit_are_clipped() -> None:
     module = nn.Linear(1, 2, bias=False)
     nn.init.zeros_(module.weight)
-    records = Records(module, (torch.full((1, 1), magnitude), torch.tensor([0])))
+    records = Records(module, (torch.full((1, 1), 1e25), torch.tensor([0])))
     for found in (
-        clipped_sum(records, records.weights, np.array([0]), clip),
-        next(clipped_rows(records, records.weights, np.array([0]), clip))[0],
+        clipped_sum(records, records.weights, np.array([0]), 1.0),
+        next(clipped_rows(records, records.weights, np.array([0]), 1.0))[0],
     ):
-        assert np.linalg.norm(found) == pytest.approx(clip, rel=1e-6)
+        assert np.linalg.norm(found) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_float32_norms_whose_squares_vanish_are_below_the_least_clip() -> None:
+    """What is lost of them can never be longer than a clip that is accepted."""
+    count = 10_000
+    module = nn.Linear(count, 2, bias=False)
+    nn.init.zeros_(module.weight)
+    records = Records(module, (torch.full((1, count), 3e-23), torch.tensor([0])))
+    found = clipped_sum(records, records.weights, np.array([0]), LEAST_CLIP)
+    assert np.linalg.norm(found) <= LEAST_CLIP
+    with pytest.raises(ConfigError, match="at least 1e-12"):
+        clipped_sum(records, records.weights, np.array([0]), LEAST_CLIP / 2)
 
 
 def raises_at_large_values(outputs: Tensor, labels: Tensor) -> Tensor:

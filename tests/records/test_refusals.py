@@ -73,6 +73,17 @@ def test_a_module_that_draws_by_itself(mode: bool) -> None:
         Records(Draws(6, 2).train(mode), ROWS)
 
 
+def test_a_module_that_draws_from_a_generator_of_its_own() -> None:
+    class Jitters(nn.Linear):
+        generator = np.random.default_rng(3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs + float(self.generator.normal()))
+
+    with pytest.raises(ConfigError, match="draws random numbers"):
+        Records(Jitters(6, 2), ROWS)
+
+
 def test_functional_dropout_is_found_by_running_it() -> None:
     class Forgets(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:

@@ -207,9 +207,8 @@ class ModuleEngine:
         that it has alone: else one by one is the way.
         """
         inputs, labels = (self._as_taken(_made_up(part)) for part in (self._inputs, self._labels))
-        alone: list[FloatArray] = []
         try:
-            require_no_draws(lambda: alone.append(self._differentiate(self.weights, inputs[:1], labels[:1])))
+            alone = require_no_draws(lambda: self._differentiate(self.weights, inputs[:1], labels[:1]))
         except ConfigError:
             raise
         except Exception as problem:
@@ -228,9 +227,7 @@ class ModuleEngine:
             except Exception:  # torch refuses to stack in many ways; one by one always works
                 return None
             else:
-                error, length = (
-                    np.linalg.norm(np.nan_to_num(part)) for part in (stacked - alone[0], alone[0])
-                )
+                error, length = (np.linalg.norm(np.nan_to_num(part)) for part in (stacked - alone, alone))
                 if error > 1e-3 * length:
                     return None
                 return sum(part.numbers for part in parts.values()) // len(inputs) + 1

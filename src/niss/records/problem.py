@@ -27,6 +27,9 @@ from niss.errors import ConfigError
 from niss.records.batches import FloatArray, IntArray
 from niss.records.closed_form import ClosedForm, Regression, clipped
 
+LEAST_CLIP = 1e-12
+"""Squares of float32 numbers below 1e-22 are lost from norms; a million of them are still far shorter than this."""
+
 
 class Engine(Protocol):
     """What computes clipped gradients of one kind of model."""
@@ -178,6 +181,8 @@ def _checked(
     problem: Records, weights: FloatArray, rows: IntArray, clip: float
 ) -> tuple[FloatArray, IntArray]:
     require_real(clip, field="clip", zero_allowed=False)
+    if clip < LEAST_CLIP:
+        raise ConfigError(f"must be at least {LEAST_CLIP:g}, not {clip:g}", field="clip")
     vector, numbers = np.asarray(weights, dtype=np.float64), np.asarray(rows)
     if vector.shape != problem.engine.weights.shape:
         raise ConfigError(
