@@ -123,7 +123,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         (["run", "--set", "epsilon"], 2, "KEY=VALUE"),
         (["run", "absent.toml"], 2, "absent.toml"),
         (["run", "--preset", "paper"], 2, "--method"),
-        (["run", "--preset", "demmo"], 2, "demo, paper"),
+        (["run", "--preset", "demmo"], 2, "demo, silos, paper"),
         (["run", "--dataset", "mnsit"], 2, "mnist"),
         (["run", "--dataset", "mnist"], 3, "NISS_DATA"),
         (["run", "--resume", "absent"], 5, "absent"),
