@@ -123,13 +123,13 @@ class Spent:
         """
         grid = charge.grid_delta or 0.0 if budget.promises else 0.0
         self._require_failures(self.failures + grid)
-        require_within(self._limits(budget, grid), self._with(budget, charge))
+        self._require(self._limits(budget, grid), self._with(budget, charge))
         return replace(charge, grid_delta=grid)
 
     def require_round(self, budget: Budget, charge: Charge, rounds: int = 1) -> None:
         """Refuse (`PrivacyError`) a run of which not even one round is left, or so many, at such a charge at most."""
         if math.isfinite(float(charge.mu2)):
-            require_within(self._limits(budget), self._with(budget, charge, rounds))
+            self._require(self._limits(budget), self._with(budget, charge, rounds))
 
     def _with(self, budget: Budget, charge: Charge, rounds: int = 1) -> Amount:
         """What all come to with more rounds; refuses those of other data or another unit, or without a free slot."""
@@ -169,7 +169,13 @@ class Spent:
     def require_run(self, budget: Budget, failure: float) -> None:
         """Refuse (`PrivacyError`) another run whose bounds on colluders may fail with this probability."""
         self._require_failures(self.failures + failure)
-        require_within(self._limits(budget, failure), self.amount)
+        self._require(self._limits(budget, failure), self.amount)
+
+    def _require(self, limits: list[Limit], amount: Amount) -> None:
+        """Refuse what a limit does not allow. Slots cost no more than all of the first budget, worked out once."""
+        whole = self.first.most
+        if not isinstance(whole, Slots) or not all(limit.allows(whole) for limit in limits):
+            require_within(limits, amount)
 
     def _require_failures(self, failures: float) -> None:
         """By the union bound, all graphs together fail with the sum of their probabilities at most."""
