@@ -76,7 +76,7 @@ def test_more_lost_than_was_charged_for_is_not_repaired():
     # Of a sparse round no more edges of one client than its neighbours are likely to lose.
     sparse = a_round(200, neighbours=6.0, dropout=0.02, tau2=1.0)
     near = sparse.graph.neighbours(0).tolist()
-    assert sparse.plan.assumed(100).revealed < len(near) < sparse.plan.assumed(100).dropped
+    assert sparse.plan.assumed(200).revealed < len(near) < sparse.plan.assumed(200).dropped
     assert not repairable(sparse, near)
 
 
