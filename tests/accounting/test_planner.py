@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
-from niss.accounting import PlanForecast, forecast
+from niss.accounting import PlanForecast, PlanQuestion, forecast, plan
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_epsilon, gdp_mu
@@ -199,3 +201,21 @@ def test_dense_graphs_of_large_rounds_are_not_drawn_for_a_plan():
     assert expected.aggregate_variance_ratio_to_central == pytest.approx(
         drawn.aggregate_variance_ratio_to_central, rel=0.01
     )
+
+
+def test_what_plan_takes_is_what_can_be_asked_of_single_rounds() -> None:
+    """Its signature is written out, for readers and editors; names and defaults are those of the question."""
+    written = {name: one.default for name, one in inspect.signature(plan).parameters.items()}
+    asked = {one.name: one.default for one in fields(PlanQuestion)}
+    across = {
+        "parameters",
+        "carry",
+        "clients",
+        "pattern",
+        "separation",
+        "closing",
+        "carried_to_residual",
+        "goal",
+    }
+    assert written.pop("participants") is inspect.Parameter.empty
+    assert written == {name: asked[name] for name in asked if name not in across | {"participants"}}

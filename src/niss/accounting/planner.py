@@ -23,7 +23,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from niss.accounting.asked import Mode, PlanQuestion
+from niss.accounting.asked import Mode, PlanQuestion, Relation
 from niss.accounting.calibration import (
     NOMINAL_KAPPA,
     CarriedSearch,
@@ -198,13 +198,31 @@ def forecast(
     return _carried(question, say) if carry else _within_rounds(question, say)
 
 
-def plan(**asked: Any) -> Plan:
-    """The cheapest plan for a target. `forecast` also tells what it costs, and says what may be asked.
+def plan(
+    *,
+    participants: int,
+    unit: Literal["client", "record"] = "client",
+    records: int | None = None,
+    batch: float | None = None,
+    neighbours: float | None = None,
+    clip: float = 1.0,
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    rounds: int | None = None,
+    participations: int | None = None,
+    collusion: float = 0.0,
+    dropout: float = 0.0,
+    mode: Literal["tolerate", "repair"] | None = None,
+    kappa: float | None = None,
+    tau2: float | None = None,
+    relation: Relation = "zero-out",
+) -> Plan:
+    """The cheapest plan for a target: what is asked as in `PlanQuestion`. `forecast` also tells what it costs.
 
     >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
     'complete'
     """
-    return forecast(**asked, carry=False).plan
+    return forecast(**locals(), carry=False).plan
 
 
 def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:

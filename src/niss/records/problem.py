@@ -8,8 +8,8 @@ it, so adding or removing one record moves it by at most C: the sensitivity of D
 **Guarantee.** Each record is differentiated alone: model and loss never see two records together, so what one
 contributes is a function of that record and the weights. A record whose loss or gradient is not finite, or for which
 model or loss raise an exception, contributes zero, and the others what they always do: neither is told to anyone.
-Up to floating point: sums are taken in float64, but in a float32 model the last digits of a gradient may depend on the
-record's place among the others.
+Up to floating point: chunks are added in float64, but within a chunk a float32 model sums in float32, and the last
+digits of a gradient may depend on the record's place among the others. Nodes round record by record instead.
 """
 
 from __future__ import annotations
