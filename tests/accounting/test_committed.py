@@ -30,7 +30,7 @@ from niss.mechanism import gdp_mu
 from niss.mechanism.noise import Noise
 from niss.views import RoundNoise, RunNoise, run_mu2
 
-STRONG = 1e7
+STRONG = 1e6
 HUNDRED = {"participants": 100, "clients": 1000, "rounds": 100}
 
 

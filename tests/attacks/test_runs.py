@@ -171,7 +171,7 @@ def colluding() -> CyclicRun:
 
 @pytest.fixture(scope="module")
 def dropping() -> CyclicRun:
-    return CyclicRun(make_plan(declared_dropped=1))
+    return CyclicRun(make_plan(**ONE_MAY_BE_LOST))
 
 
 @pytest.fixture(scope="module")

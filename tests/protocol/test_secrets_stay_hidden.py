@@ -31,7 +31,7 @@ from niss.protocol.client import Memory, dump, restore
 from niss.protocol.curve import Secret, SecretBytes
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity, PrekeyStore, x25519_public
-from niss.protocol.shares import derive_seed, pair_secret
+from niss.protocol.shares import derive_seed, edge_key, pair_secret
 from support.fixed_entropy import FixedEntropy, context
 from support.protocol_round import Federation, Uploader, carried, resigned
 
@@ -77,7 +77,8 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
     privates = [bytes(store.private(number)) for number in (0, 1)]
     other = x25519_public(store.private(1))
     pair = pair_secret(SECRET, other)
-    seed = derive_seed(pair, context(), A, B)
+    key = edge_key(pair, context(), A, B)
+    seed = derive_seed(key, context(), A, B)
     create_keyfile(folder / "identity.key", identity)
     return [
         (SECRET, [SECRET]),
@@ -90,6 +91,7 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
         (dump(Memory(), store), privates),
         (store.private(0), privates),
         (pair, [pair]),
+        (key, [key]),
         (seed, [seed]),
         (curve.scalar_of(SECRET), [curve.scalar_of(SECRET), SECRET]),
         (curve.clamped(SECRET), [curve.clamped(SECRET)]),
