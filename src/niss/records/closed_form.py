@@ -101,7 +101,7 @@ class ClosedForm:
         self.weights = np.zeros(model.outputs * (model.features + 1))
 
     def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
-        """See `Engine`."""
+        """See `RecordEngine`."""
         slopes, inputs = self._clipped(weights, rows, sum(counts), clip)
         return np.stack(
             [
@@ -111,13 +111,13 @@ class ClosedForm:
         )
 
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
-        """See `Engine`."""
+        """See `RecordEngine`."""
         slopes, inputs = self._clipped(weights, rows, real, clip)
         products = slopes[:, :, None] * inputs[:, None, :]
         return np.concatenate([products.reshape(len(rows), -1), slopes], axis=1)[:real]
 
     def alone(self, weights: FloatArray, row: int) -> FloatArray:
-        """See `Engine`."""
+        """See `RecordEngine`."""
         with np.errstate(all="ignore"):
             slopes, inputs = self._flow(weights, np.array([row]))
             return np.concatenate([np.outer(slopes, inputs).reshape(-1), slopes[0]])

@@ -27,8 +27,9 @@ from niss.learning.stackable import as_function
 from niss.randomness import SimStream
 from niss.records.batches import FloatArray, IntArray
 from niss.records.closed_form import clipped, segments
+from niss.records.parts import Gradients, Part
 from niss.records.refusals import require_no_draws, require_single_records
-from niss.records.taps import Call, Gradients, Part, Taps, UsedOtherwise, parts_of
+from niss.records.taps import Call, Taps, UsedOtherwise, parts_of
 
 Entries = dict[str, Tensor]
 Parts = dict[str, Part]
@@ -61,7 +62,7 @@ class ModuleEngine:
 
     @torch.no_grad()
     def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
-        """See `Engine`."""
+        """See `RecordEngine`."""
         real, places = sum(counts), segments(counts, len(rows))
         if (found := self._together(weights, rows, real, clip)) is None:
             each = self._one_by_one(weights, rows[:real], clip)
@@ -76,7 +77,7 @@ class ModuleEngine:
 
     @torch.no_grad()
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
-        """See `Engine`."""
+        """See `RecordEngine`."""
         if (found := self._together(weights, rows, real, clip)) is None:
             return self._one_by_one(weights, rows[:real], clip)
         parts, factors = found
@@ -91,7 +92,7 @@ class ModuleEngine:
         return gradients
 
     def alone(self, weights: FloatArray, row: int) -> FloatArray:
-        """See `Engine`."""
+        """See `RecordEngine`."""
         return self._in_float64._gradient(weights, row)
 
     @cached_property

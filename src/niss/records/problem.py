@@ -31,7 +31,7 @@ LEAST_CLIP = 1e-12
 """Squares of float32 numbers below 1e-22 are lost from norms; a million of them are still far shorter than this."""
 
 
-class Engine(Protocol):
+class RecordEngine(Protocol):
     """What computes clipped gradients of one kind of model."""
 
     weights: FloatArray
@@ -95,13 +95,13 @@ class Records:
         return self.engine.weights.copy()
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> RecordEngine:
         """What computes the gradients."""
         if isinstance(self.model, Regression):
             return ClosedForm(self.model, *self.examples, self.loss, self.chunk)
         # By name, and only here: whoever holds a regression needs no torch, and rooms without torch may import this.
         modules = import_module("niss.records.modules")
-        made: Engine = modules.ModuleEngine(self.model, *self.examples, self.loss, self.chunk)
+        made: RecordEngine = modules.ModuleEngine(self.model, *self.examples, self.loss, self.chunk)
         return made
 
     def chunks(self, rows: IntArray) -> Iterator[tuple[IntArray, int]]:
