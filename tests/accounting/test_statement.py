@@ -135,7 +135,7 @@ def test_a_statement_about_records_says_what_it_rests_on() -> None:
     assert statement.budget_epsilon >= statement.epsilon_joint
     assert (statement.unit, statement.relation) == ("record", "zero-out")
     assert "if all became known, epsilon would be 5.65." in statement.words
-    assert any("has epsilon 2.16 with 2, 6.18 with 5, 14.47 with 10" in one for one in statement.caveats)
+    assert any("has epsilon 2.16 with 2, 6.19 with 5, 14.48 with 10" in one for one in statement.caveats)
     assert statement.epsilon_marginal is None
     assert statement.paper == ""
 
