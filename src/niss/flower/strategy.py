@@ -162,9 +162,8 @@ class NissStrategy(Strategy):
         self._nodes = self._coordinates = 0
         self._participants = fewest_participants(self._given) if participants is None else participants
         if not plan.kind.carries or participants is not None:
-            self._given.assumed(
-                self._participants
-            )  # Refused now where they are too few, and not when they train.
+            # Refused now where they are too few, and not when they train.
+            self._given.assumed(self._participants)
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
         self._report = None if report is None else Path(report)
         if self._report is not None and not self._report.parent.is_dir():

@@ -8,6 +8,7 @@ its norm needs no gradient and the clipped sum is one product of matrices:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from niss.records.batches import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(ABC):
     """outputs = W x + b; the vector is W, row by row, then b, as in `torch.nn.Linear`."""
 
     features: int
@@ -30,13 +31,13 @@ class Regression:
         require_whole(self.features, field="features", at_least=1)
         require_whole(self.outputs, field="outputs", at_least=1)
 
+    @abstractmethod
     def slopes(self, outputs: FloatArray, labels: Any) -> FloatArray:
         """delta: of each record's loss in its outputs, [records, outputs]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def labels(self, given: Any) -> Any:
         """Labels as `slopes` takes them; refuses others."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ the positions of both uses; one that is also used in some other way is left to a
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from niss.records.parts import EmbeddingRows, Gradients, Part, Products, Shape, 
 
 
 @dataclass
-class Call:
+class Call(ABC):
     """One call of an operation with weights of ours: its inputs and, after the backward pass, its outputs' slopes.
 
     Values have the records as their first axis, and then the shape that the module gave to those of one record.
@@ -46,17 +47,17 @@ class Call:
         """Of the weights of ours."""
         return {name for name in (self.weight, self.bias) if name is not None}
 
+    @abstractmethod
     def compute(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The outputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def back(self, slopes: Tensor, values: Tensor, weight: Tensor) -> Tensor | None:
         """The slopes of the inputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part(self, uses: Sequence[Call]) -> Part:
         """The gradients in the weight, from all calls that used it."""
-        raise NotImplementedError
 
     def bias_gradients(self) -> Tensor:
         """Of each record, [records, q]."""

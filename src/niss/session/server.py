@@ -402,9 +402,8 @@ class Session:
                 member.step = max(member.step, reply.step)
                 if isinstance(message, Upload):
                     self._current.bytes_uploaded += len(reply.body)
-                    with self._reply_of(
-                        node, lambda _node, _why: None
-                    ):  # The upload counts; it is asked for keys anew.
+                    # Without fresh keys the upload counts all the same: its node is asked for them anew.
+                    with self._reply_of(node, lambda _node, _why: None):
                         self._coordinator.replenish(member.identity, message.fresh_prekeys)
 
     def _hear_refusal(self, member: Member, refusal: Refusal, problems: dict[int, str]) -> None:
