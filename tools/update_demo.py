@@ -1,17 +1,19 @@
-"""Fill the tutorial's table and the README's figure from a finished demo, so that no number is typed by hand.
+"""Fill the tutorial's table and the README's figures from finished runs, so that no number is typed by hand.
 
-Usage: python tools/update_demo.py [runs/demo]
+Usage: python tools/update_demo.py [runs/demo [runs/silos]]
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from niss.figures import draw_sheet, png
 from niss.files import write_output
 from niss.report import read_report_input, summary_rows
 from niss.report.run_charts import accuracy_chart
+from niss.runs.folder import ReportInput
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- table: demo -->\n", "<!-- end -->"
@@ -25,9 +27,17 @@ def main() -> None:
     page = ROOT / "docs" / "tutorial.md"
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     page.write_text(before + BEGIN + table + END + rest.split(END, 1)[1], encoding="utf-8")
+    draw_accuracy(report, "demo")
+    if len(sys.argv) > 2:
+        draw_accuracy(read_report_input(Path(sys.argv[2])), "silos")
+
+
+def draw_accuracy(report: ReportInput, name: str) -> None:
+    """The curves of a comparison on an axis from 0 to 100 %: a page that shows one picture cuts nothing off."""
+    chart = replace(accuracy_chart(report), least=0.0, most=1.0)
     for dark in (False, True):
-        path = ROOT / "docs" / "images" / f"demo-accuracy{'-dark' if dark else ''}.png"
-        write_output(path, png(draw_sheet([accuracy_chart(report)], []), dark=dark))
+        path = ROOT / "docs" / "images" / f"{name}-accuracy{'-dark' if dark else ''}.png"
+        write_output(path, png(draw_sheet([chart], []), dark=dark))
 
 
 if __name__ == "__main__":
