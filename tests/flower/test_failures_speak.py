@@ -11,8 +11,10 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import PRIVATE, FakeGrid, global_model, make_app
+from niss.accounting import Plan
 from niss.errors import ConfigError, ProtocolError
 from niss.flower import NissMod, NissStrategy
+from niss.flower.given import lasting
 
 
 def charges(grid: FakeGrid) -> list[int]:
@@ -113,24 +115,51 @@ def test_a_strategy_that_would_start_with_too_few_nodes_is_warned_of(caplog):
     assert "min_available_nodes" not in caplog.text
 
 
+class TestParticipations:
+    def test_follow_the_rounds_where_the_plan_does_not_say(self):
+        """Left at 1, they paid for the first of three rounds, and the run ended there as if that were all."""
+        strategy = NissStrategy(inner(), plan=replace(PRIVATE, participations=1))
+        start(strategy, FakeGrid(), rounds=3)
+        assert [one.survivors for one in strategy.rounds] == [6, 6, 6]
+        assert strategy.plan.participations == 3
+
+    def test_and_the_sampling(self):
+        strategy = NissStrategy(inner(fraction_train=0.5), plan=replace(PRIVATE, participations=1))
+        start(strategy, FakeGrid(8), rounds=6)
+        assert [one.participants for one in strategy.rounds] == [4] * 6
+        rarely = lasting(Plan(), FedAvg(fraction_train=0.1), 100, 1000)
+        assert 20 < rarely.participations < 40
+
+    def test_that_cannot_last_are_refused_before_anyone_is_asked(self):
+        grid = FakeGrid()
+        with pytest.raises(ConfigError, match=r"participations: .* in 2 rounds, but 3 rounds with 100%") as e:
+            start(NissStrategy(inner(), plan=replace(PRIVATE, participations=2)), grid, rounds=3)
+        assert "3 are enough" in e.value.hint
+        assert not grid.sent
+
+    def test_that_may_not_last_are_warned_of(self, flower_log):
+        start(NissStrategy(inner(fraction_train=0.5), plan=PRIVATE), FakeGrid(8), rounds=6)
+        assert "participations=6 are enough" in flower_log.text
+
+
 class TestSpentClients:
-    ONCE = replace(PRIVATE, participations=1)
+    HALF = replace(PRIVATE, participations=2)
 
     def test_are_not_sampled_again(self):
-        """Of twelve nodes six are drawn a round; drawn blindly they would be the other six once in 924 times."""
-        strategy = NissStrategy(inner(fraction_train=0.5, min_train_nodes=6), plan=self.ONCE)
-        start(strategy, grid := FakeGrid(12))
+        """Half of twelve nodes four times: drawn blindly, some would nearly always be asked a third time."""
+        strategy = NissStrategy(inner(fraction_train=0.5), plan=self.HALF)
+        start(strategy, grid := FakeGrid(12), rounds=4)
         asked = [m.metadata.dst_node_id for m in grid.sent if m.content["niss"]["stage"] == "round"]
-        assert [one.participants for one in strategy.rounds] == [6, 6]
-        assert len(asked) == 12
-        assert set(asked) == set(grid.contexts)
+        assert max(asked.count(node) for node in asked) == 2
+        assert not any(one.lost for one in strategy.rounds)
 
     def test_do_not_make_the_strategy_wait_for_ever(self):
-        """With everyone spent it would wait for two nodes that never come."""
-        strategy = NissStrategy(inner(min_available_nodes=6), plan=self.ONCE)
-        start(strategy, FakeGrid(), rounds=3)
-        assert [one.survivors for one in strategy.rounds] == [6, 0]
-        assert "0 of 6 nodes could take part" in strategy.rounds[1].skipped
+        """With everyone spent it would wait for six nodes that never come."""
+        everyone = inner(fraction_train=0.5, min_train_nodes=6, min_available_nodes=6)
+        strategy = NissStrategy(everyone, plan=self.HALF)
+        start(strategy, FakeGrid(), rounds=4)
+        assert [one.survivors for one in strategy.rounds] == [6, 6, 0]
+        assert "0 of 6 nodes could take part" in strategy.rounds[2].skipped
 
     def test_end_the_run_with_the_model_it_has_come_to(self, tmp_path, caplog):
         """An earlier run has spent half of everyone's budget; nobody is asked for a round it would decline."""

@@ -279,6 +279,26 @@ def test_other_settings_and_another_number_of_rounds_are_refused(tmp_path):
     assert len(grid.sent) == sent
 
 
+def test_participations_that_followed_the_nodes_stay_as_they_were(tmp_path):
+    """With fewer nodes a strategy asks each of them more often; what was promised is not planned anew."""
+    plan = replace(PRIVATE, participations=1)
+
+    def sampling():
+        return FedAvg(fraction_train=0.04, min_train_nodes=4, min_available_nodes=4, fraction_evaluate=0.0)
+
+    grid = FakeGrid(100)
+    first = strategy(tmp_path / "run", sampling(), plan)
+    _killed_between_rounds(first, grid)
+    promised = first.plan.participations
+    assert promised < ROUNDS
+    for node in list(grid.contexts)[6:]:
+        del grid.contexts[node]
+    second = strategy(tmp_path / "run", sampling(), plan)
+    start(second, grid)
+    assert second.plan.participations == promised
+    assert len(second.rounds) == ROUNDS
+
+
 def test_damage_is_said_without_showing_what_is_in_the_file(tmp_path):
     start(strategy(tmp_path / "run"), FakeGrid(NODES).keep_state(tmp_path))
     path = tmp_path / "run" / "state.json"

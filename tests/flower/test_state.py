@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FIRST, NODES, ODD, PLAN, FakeGrid, body_of, start
 from flower.test_own_books import played
@@ -42,7 +43,8 @@ def test_a_spent_budget_holds_in_the_next_run_too(tmp_path):
 
 
 def test_the_server_spares_clients_a_round_their_plan_does_not_cover():
-    strategy = start(FakeGrid(NODES), rounds=6)
+    everyone = FedAvg(fraction_train=0.5, min_train_nodes=NODES, fraction_evaluate=0.0)
+    strategy = start(FakeGrid(NODES), rounds=6, inner=everyone)
     assert [one.survivors for one in strategy.rounds] == [NODES] * 4 + [0]
     assert "0 of 6 nodes could take part" in strategy.rounds[-1].skipped
     assert strategy.statement.epsilon_joint == pytest.approx(8.0, rel=0.01)

@@ -35,6 +35,7 @@ from niss.protocol import LINKS_PER_ROUND
 from niss.session.metrics import NoisyMetrics
 from niss.session.proposal import MOST_ROUNDS
 from niss.session.server import Session
+from niss.views.numerics import binomial_quantile
 
 LOG = logging.getLogger("flwr")
 # Graphs that may be drawn for a round until one keeps the promise with the noise that was set; counted in delta.
@@ -189,6 +190,39 @@ def for_rounds(plan: Plan, rounds: int) -> Plan:
     return replace(plan, chain_rounds=planned)
 
 
+def lasting(plan: Plan, strategy: Strategy, rounds: int, nodes: int) -> Plan:
+    """The plan with as many participations as so many rounds ask of a client, where it leaves them at 1.
+
+    A strategy that draws m of n nodes draws each of them Binomial(rounds, m / n) times: so often that any of them is
+    drawn more often in one run of a hundred. Raises `ConfigError` for a plan whose participations cannot last.
+
+    nodes  how many are there when the run begins
+    """
+    if plan.kind.carries or not plan.calibrated or rounds < 1:
+        return plan
+    fraction = min(1.0, float(getattr(strategy, "fraction_train", 1.0)))
+    nodes = max(nodes, fewest_nodes(strategy))
+    drawn = max(int(nodes * fraction), int(getattr(strategy, "min_train_nodes", 0)))
+    share = drawn / nodes if 0 < drawn < nodes else 1.0
+    enough = max(1, binomial_quantile(0.01 / max(nodes, 1), rounds, share)) if share < 1.0 else rounds
+    if plan.participations == _DEFAULTS["participations"]:
+        return replace(plan, participations=enough)
+    if hasattr(strategy, "fraction_train") and plan.participations < rounds * fraction - 1e-9:
+        raise ConfigError(
+            f"a client can take part in {plan.participations} rounds, but {rounds} rounds with {fraction:.0%} of the "
+            "nodes ask more of it",
+            field="plan.participations",
+            hint=f"leave it out, and it follows num_rounds and fraction_train; {enough} are enough",
+        )
+    if plan.participations < enough:
+        LOG.warning(
+            "niss: nodes that are drawn more than %d times in %d rounds are not asked again, and rounds get smaller; "
+            "participations=%d are enough, or leave it out",
+            *(plan.participations, rounds, enough),
+        )
+    return plan
+
+
 def for_nodes(plan: Plan, participants: int | None, nodes: int) -> Plan:
     """The plan of a run that carries noise, with its rounds' size: as given, or as many as take turns.
 
@@ -280,6 +314,21 @@ def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) ->
             "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
             *(participants, participants, participants),
         )
+
+
+def in_short(plan: Plan, metrics: Iterable[str]) -> list[str]:
+    """The plan in a few lines, and what travels inside the uploads."""
+    said = [
+        f"target: epsilon {plan.epsilon}, delta {plan.delta:g}, {plan.relation}",
+        f"{plan.participations} rounds of a client, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
+        f"dropouts: {plan.mode}",
+    ]
+    if plan.kind.carries:
+        said.append(
+            f"noise carried over {plan.planned_rounds} rounds, nodes in turn, every {plan.separation}"
+        )
+    names = ", ".join(metrics)
+    return [*said, f"metrics in the noisy sum: {names}"] if names else said
 
 
 def say_outlook(session: Session, parameters: int, rounds: int) -> None:

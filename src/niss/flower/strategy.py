@@ -21,6 +21,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -38,6 +39,8 @@ from niss.flower.given import (
     check_settings,
     for_nodes,
     for_rounds,
+    in_short,
+    lasting,
     no_round,
     plan_of,
     prepared,
@@ -116,6 +119,8 @@ class NissStrategy(Strategy):
     After `start`, `statement` says what was promised and `rounds` what happened. Raises `ConfigError` for settings that
     cannot be carried out.
     """
+
+    plan: Plan
 
     def __init__(
         self,
@@ -206,6 +211,7 @@ class NissStrategy(Strategy):
         self.metrics = {"train": {}, "evaluate": {}, "server": {}}
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
         # What will go wrong is said while nobody has been asked anything.
+        self.plan = lasting(self.plan, self.inner, num_rounds, self._nodes)
         names = self._metrics.means(np.zeros(len(self._metrics.ranges)), 1.0, 1.0)
         try_metrics(self.inner, names, self._weight)
         warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
@@ -421,20 +427,8 @@ class NissStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings of both strategies, as Flower does before the first round."""
-        plan = self.plan
-        said = [
-            f"target: epsilon {plan.epsilon}, delta {plan.delta:g}, {plan.relation}",
-            f"{plan.participations} rounds, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
-            f"dropouts: {plan.mode}",
-        ]
-        if plan.kind.carries:
-            said.append(
-                f"noise carried over {plan.planned_rounds} rounds, nodes in turn, every {plan.separation}"
-            )
-        if self._metrics:
-            said.append(f"metrics in the noisy sum: {', '.join(self._metrics.ranges)}")
         LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
-        for line in said:
+        for line in in_short(self.plan, self._metrics.ranges):
             LOG.info("\t│\t├── %s", line)
         LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or _OWN_BEACON)
         self.inner.summary()
@@ -445,9 +439,12 @@ class NissStrategy(Strategy):
         return self._begin() if self._begun is None else self._begun
 
     def _begin(self, saved: RunState | None = None) -> Session:
+        before = None if saved is None else read_proposal(saved.proposal)
+        if before is not None and self._given.participations == 1:
+            # They followed the nodes that were there when the run began.
+            self.plan = replace(self.plan, participations=before.plan.participations)
         if self.plan.kind.carries:
-            before = None if saved is None else read_proposal(saved.proposal).participants
-            self.plan = for_nodes(self.plan, before or self._size, self._nodes)
+            self.plan = for_nodes(self.plan, before.participants if before else self._size, self._nodes)
             self._participants = self.plan.participants or 0
         setup = Setup(
             plan=self.plan,
