@@ -10,11 +10,12 @@ import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import PRIVATE, FakeGrid, global_model, make_app
+from flower.grid import ODD, PRIVATE, FakeGrid, global_model, holds, make_app
 from niss.accounting import Plan
 from niss.errors import ConfigError, ProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.given import lasting
+from niss.protocol import Upload
 
 
 def charges(grid: FakeGrid) -> list[int]:
@@ -42,7 +43,9 @@ def test_a_run_without_any_round_raises_and_still_leaves_its_report(tmp_path):
         start(strategy, FakeGrid())
     assert "participants" in e.value.hint
     why = "6 nodes could take part, at least 10 are needed"
-    assert [one["skipped"] for one in json.loads(report.read_text())["rounds"]] == [why, why]
+    skipped = [one["skipped"] for one in json.loads(report.read_text())["rounds"]]
+    assert len(skipped) == 2
+    assert all(one.startswith(why) and "collusion and dropouts of the plan" in one for one in skipped)
     assert any("Rounds that were skipped: 2;" in caveat for caveat in strategy.statement.caveats)
 
 
@@ -206,3 +209,40 @@ class TestOutlook:
             start(NissStrategy(inner(), plan=PRIVATE), grid, rounds=1)
         assert caplog.text.count("the update has norm 0.") == 6
         assert all(set(reply.content) == {"niss", "niss-upload"} for reply in grid.received)
+
+
+class TestLosses:
+    """More lost uploads than the plan allows for are said when they happen, with what would help."""
+
+    def losing_an_upload(self) -> FakeGrid:
+        grid = FakeGrid()
+        grid.mangle = lambda reply: (
+            None if holds(reply, Upload) and reply.metadata.src_node_id == ODD else reply
+        )
+        return grid
+
+    def test_beyond_the_plan_are_warned_of(self, flower_log):
+        grid = self.losing_an_upload()
+        start(NissStrategy(inner(), plan=PRIVATE), grid, rounds=1)
+        assert "lost 1 of 6 uploads, and the plan (tolerate, dropout 0) allows for 0" in flower_log.text
+        assert "noise of the lost stays in the sum" in flower_log.text
+
+    def test_within_the_plan_are_not(self, flower_log):
+        grid = self.losing_an_upload()
+        start(NissStrategy(inner(), plan=replace(PRIVATE, mode="repair", neighbours=5.0)), grid, rounds=1)
+        assert "allows for" not in flower_log.text
+
+
+class TestEvaluation:
+    def test_that_every_node_refuses_is_said_once_with_ways_out(self, caplog):
+        strategy = NissStrategy(FedAvg(), plan=PRIVATE)
+        start(strategy, FakeGrid())
+        assert caplog.text.count("no node evaluates") == 1
+        assert all(way in caplog.text for way in ("evaluate_fn", "`metrics=`", "allow=('evaluate',)"))
+        assert "travel in the clear" not in " ".join(strategy.statement.caveats)
+
+    def test_that_is_allowed_is_in_the_statement(self, flower_log):
+        strategy = NissStrategy(FedAvg(), plan=PRIVATE)
+        start(strategy, FakeGrid(app=make_app([NissMod(allow=("evaluate",))])))
+        assert "Metrics of `evaluate` travel in the clear" in " ".join(strategy.statement.caveats)
+        assert "no node evaluates" not in flower_log.text

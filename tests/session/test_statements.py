@@ -41,3 +41,10 @@ def test_what_everyone_took_on_trust_is_said_of_everyone() -> None:
 def test_that_taking_part_is_not_hidden_is_said_once() -> None:
     made = statement()
     assert " ".join((made.words, *made.caveats)).count("took part") == 1
+
+
+def test_a_round_that_was_charged_is_not_counted_as_skipped() -> None:
+    books = Scene.of(False, rounds=1, private=True, kept=False).play().session.books
+    books.skip(1, "nobody came")
+    books.lose(replace(books.charges[0], round=3), "the server ended")
+    assert "Rounds that were skipped: 1; the last because nobody came." in books.statement.caveats

@@ -53,7 +53,8 @@ def test_a_round_is_not_opened_with_too_few_who_can_pay_for_it() -> None:
     assert [one.survivors for one in scene.records] == [4, 4, *[0] * 6]
     assert charged(scene) == [2, 2, 2, 2]
     assert {one.skipped for one in scene.records[2:]} == {
-        "2 nodes could take part, at least 4 are needed; 2 can pay for no more"
+        "2 nodes could take part, at least 4 are needed: `participants`, or the fewest that collusion and dropouts of "
+        "the plan leave noise to share; 2 can pay for no more"
     }
     assert not session.members.left_out
     assert session.over(scene.present())

@@ -27,11 +27,12 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from niss.accounting import Plan, outlook
-from niss.accounting.assumed import fewest_participants
+from niss.accounting.assumed import fewest_participants, most_dropped
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import USE_THE_MOD, fewest_nodes
 from niss.methods import METHODS
 from niss.protocol import LINKS_PER_ROUND
+from niss.runs import RoundRecord
 from niss.session.metrics import NoisyMetrics
 from niss.session.proposal import MOST_ROUNDS
 from niss.session.server import Session
@@ -44,6 +45,11 @@ _ATTEMPTS = 3
 _CHAINS = 4
 # Stronger shares would take a tenth off the variance that stays, and one who does not come would leave far more.
 _KAPPA = 4.0
+NO_EVALUATION = (
+    "no node evaluates, since `evaluate` at weights of the server's choice gives updates away. For an accuracy: "
+    "evaluate_fn on public data at the server; `metrics=` of NissStrategy and NissMod, inside the uploads; or "
+    "NissMod(allow=('evaluate',)), unprotected. fraction_evaluate=0 asks nobody"
+)
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}
 
 
@@ -313,6 +319,21 @@ def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) ->
             "niss: a round needs %d participants, but the wrapped strategy begins with fewer nodes, and rounds are "
             "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
             *(participants, participants, participants),
+        )
+
+
+def warn_of_losses(plan: Plan, record: RoundRecord) -> None:
+    """Warn of a round that lost more uploads than its plan allows for."""
+    if plan.mode == "repair":
+        expected = plan.assumed(record.participants).dropped
+    else:
+        expected = most_dropped(record.participants, plan.dropout, plan.delta)
+    if len(record.lost) > expected:
+        LOG.warning(
+            "niss: round %d lost %d of %d uploads, and the plan (%s, dropout %g) allows for %d%s. A larger dropout, or "
+            "mode 'repair', makes room for such rounds",
+            *(record.round, len(record.lost), record.participants, plan.mode, plan.dropout, expected),
+            "" if record.exact else ": noise of the lost stays in the sum",
         )
 
 

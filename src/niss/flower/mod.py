@@ -2,8 +2,9 @@
 
     app = ClientApp(mods=[niss_mod])
 
-It must be the first mod, so that no other one sees the update on its way out. Whatever is not a round of NISS does not
-reach the app: `evaluate` at weights of the server's choice gives a gradient by differences, and so does any other door.
+It must be the first mod: one before it would get the upload after it was signed, and could change it. Mods after it
+stand between it and the app, and see the bare update on this node. Whatever is not a round of NISS does not reach the
+app: `evaluate` at weights of the server's choice gives a gradient by differences, and so does any other door.
 `NissMod(allow=("evaluate",))` opens one knowingly; `NissMod(metrics=...)` sends metrics inside the upload instead.
 
 **Where a run hides single records** the app's training is not called: one local step of an app has no bound on what a

@@ -35,6 +35,7 @@ from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.given import (
+    NO_EVALUATION,
     carrying,
     check_settings,
     for_nodes,
@@ -47,6 +48,7 @@ from niss.flower.given import (
     require_wrappable,
     say_outlook,
     strategy_options,
+    warn_of_losses,
     warn_of_strategy,
     weight_of,
 )
@@ -383,6 +385,7 @@ class NissStrategy(Strategy):
         drive(session, self._deliver)
         total, record = session.finish()
         say_round(record)
+        warn_of_losses(self.plan, record)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self.inner.aggregate_train(number, results)
@@ -403,19 +406,21 @@ class NissStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy does; that metrics will travel unprotected is noted for the statement."""
-        number = self._before + server_round
-        messages = list(self.inner.configure_evaluate(number, arrays, config, grid))
-        if self._begun is not None:
-            self._begun.state.evaluations += len(messages)
-        return messages
+        """As the wrapped strategy does."""
+        return self.inner.configure_evaluate(self._before + server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the wrapped strategy does, with the replies that are made like most of them.
 
-        Where it fails on their values, the round has no metrics: what a node sends does not end the run.
+        That their metrics travelled unprotected is noted for the statement. Where it fails on their values, the round
+        has no metrics: what a node sends does not end the run.
         """
-        number = self._before + server_round
+        number, replies = self._before + server_round, list(replies)
+        answered = sum(not reply.has_error() for reply in replies)
+        if self._begun is not None:
+            self._begun.state.evaluations += answered
+        if server_round == 1 and replies and not answered:
+            LOG.warning("niss: %s", NO_EVALUATION)
         try:
             metrics = self.inner.aggregate_evaluate(number, alike(replies))
         except Exception as error:

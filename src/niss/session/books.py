@@ -81,7 +81,7 @@ class RunState:
     charges        round by round
     pending        what the round that is open costs, should nothing more be heard of it
     rounds         what happened, skipped rounds too
-    evaluations    how many messages of `evaluate` were sent, whose metrics nothing protects
+    evaluations    how many messages of `evaluate` were answered, whose metrics nothing protects
     clear_metrics  names of the metrics of `train` that clients sent unprotected
     resumed        how often the server ended and the run went on
     weights        the noisy mean weight of the updates in each round
@@ -213,8 +213,12 @@ class Books:
 
     def weigh(self, weight: float) -> float:
         """What to divide the mean of weighted updates by: the mean of this noisy mean weight and all before it."""
+        self._state.weights.append(weight)
+        return self._mean_weight
+
+    @property
+    def _mean_weight(self) -> float:
         weights = self._state.weights
-        weights.append(weight)
         return max(math.fsum(weights) / len(weights), _LEAST_WEIGHT)
 
     def pending(self, current: SessionRound) -> RoundCharge:
@@ -358,11 +362,11 @@ class Books:
 
     def _metric_caveats(self) -> list[str]:
         """What travelled inside the uploads beside the updates."""
-        metrics, weights, caveats = self._proposal.metrics, self._state.weights, []
+        metrics, caveats = self._proposal.metrics, []
         if BELOW_CLIP in metrics.ranges:
             caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
         if (weight := metrics.weight) is not None:
-            mean = f" ({weights[-1]:.2g} in the last round)" if weights else ""
+            mean = f" over all rounds, {self._mean_weight:.2g}" if self._state.weights else ""
             caveats.append(
                 f"Updates were weighted by {weight[0].removeprefix(WEIGHT)!r}, up to {weight[1]:g}. Weights are "
                 "coordinates of the upload, hidden and charged with it. The sum, with its noise, is divided by the "
@@ -412,7 +416,8 @@ class Books:
                 "is charged as if the server had lied about it."
             )
         caveats += [f"Node {node} was left out: {why}." for node, why in self._members.left_out.items()]
-        if skipped := [one.skipped for one in self.rounds if one.skipped]:
+        charged = {charge.round for charge in self.charges}
+        if skipped := [one.skipped for one in self.rounds if one.skipped and one.round not in charged]:
             caveats.append(f"Rounds that were skipped: {len(skipped)}; the last because {skipped[-1]}.")
         caveats += self._carried_caveats()
         if self._state.resumed:

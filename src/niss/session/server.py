@@ -350,7 +350,8 @@ class Session:
         proposal, coordinator = self.proposal, self._coordinator
         if len(nodes) < proposal.participants:
             raise ProtocolError(
-                f"{len(nodes)} nodes could take part, at least {proposal.participants} are needed"
+                f"{len(nodes)} nodes could take part, at least {proposal.participants} are needed: `participants`, or "
+                "the fewest that collusion and dropouts of the plan leave noise to share"
             )
         identities = tuple(self.members.by_node[node].identity for node in nodes)
         proposed, _ = propose_round(
