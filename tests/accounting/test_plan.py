@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from niss.accounting import Plan, RoundPlan
+from niss.accounting import Plan, RoundPlan, plan
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import Slots, add_shares, gaussian_sigma, gdp_delta, gdp_mu
 from niss.randomness import SimStream
@@ -333,3 +334,17 @@ def test_the_graph_follows_the_beacon() -> None:
     ]
     assert drawn[0] == drawn[2]
     assert drawn[0] != drawn[1]
+
+
+def test_delta_pays_for_every_graph_of_a_run_not_for_those_of_one_client() -> None:
+    """A server may choose which rounds a client is shown, so the graphs of all rounds count, not only its own three."""
+    few = Plan(collusion=0.1, participations=3, neighbours=10, kappa=4.0)
+    long = replace(few, separation=40)
+    assert long.graphs == 120
+    assert long.failing_delta == pytest.approx(few.failing_delta)
+    assert long.failure == pytest.approx(few.failure * few.graphs / 120)
+
+
+def test_a_question_of_many_rounds_pays_for_the_graphs_of_all() -> None:
+    planned = plan(participants=100, epsilon=3.0, participations=3, rounds=120, collusion=0.1)
+    assert planned.graphs >= 120

@@ -319,6 +319,9 @@ def _draft(question: PlanQuestion, mode: Mode) -> Plan:
             delta=question.delta,
             relation=question.relation,
             participations=question.participations or question.rounds or 1,
+            chain_rounds=question.rounds
+            if (question.participations or math.inf) < (question.rounds or 0)
+            else None,
             collusion=question.collusion,
             dropout=question.dropout,
             mode=mode,

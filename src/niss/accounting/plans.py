@@ -135,9 +135,8 @@ class Plan(Trust, Horizon, Sharing, Target):
 
     @property
     def possible_rounds(self) -> int:
-        """The most rounds among which a server could choose those that it shows to a client."""
-        committed = 1 if self.horizon is None else self.horizon + self.closing
-        return max(self.participations, committed, self.chain_rounds or 1)
+        """The most rounds among which a server could choose those that it shows to a client: all of the run's."""
+        return max(self.participations, self.planned_rounds + self.closing, self.chain_rounds or 1)
 
     @property
     def graphs(self) -> int:

@@ -118,6 +118,11 @@ class Config:
             return -(-self.rounds // cohorts)
         return -(-self.rounds // self.separation_by(sampling))
 
+    def _graphs_of(self, method: MethodConfig) -> int | None:
+        """The rounds whose graphs may fail the bound on colluders: all of the run, whoever takes part in them."""
+        committed = method.kind.carries or not method.kind.shares_noise
+        return None if committed or self.privacy.scope == "round" else self.rounds
+
     def sampling_of(self, method: MethodConfig) -> Drawing:
         """How the participants of this method are drawn: as in `training`, unless its claim needs another way."""
         allowed = method.kind.samplings
@@ -168,6 +173,7 @@ class Config:
                 "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
                 "horizon": self.rounds if method.kind.whole_run else None,
+                "chain_rounds": self._graphs_of(method),
                 "separation": self.separation_by(sampling),
             }
             | carried
