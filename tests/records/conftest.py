@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +14,9 @@ from niss.randomness import SimStream
 from niss.records import Records
 
 CLASSES = 3
+NO_CUDA = not torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA, reason="no CUDA device"))]
+"""Where gradients are computed: a CUDA device has a captured graph for it."""
 
 
 class LowRank(nn.Module):
@@ -108,8 +112,8 @@ KINDS = (*IMAGES, *TOKENS)
 
 
 def make_records(kind: str, count: int = 12, *, seed: int = 3, **settings: object) -> Records:
-    """Records of a module of that kind, in float64 unless `dtype` says otherwise."""
-    dtype = settings.pop("dtype", torch.float64)
+    """Records of a module of that kind, in float64 unless `dtype` says otherwise; `device` is that of the module."""
+    dtype, device = settings.pop("dtype", torch.float64), settings.pop("device", "cpu")
     generator = np.random.default_rng(seed)
     with seeded_torch(SimStream(0)):
         module = (IMAGES | TOKENS)[kind]()
@@ -119,4 +123,4 @@ def make_records(kind: str, count: int = 12, *, seed: int = 3, **settings: objec
     else:
         inputs = generator.integers(7, size=(count, 5))
         labels = inputs[:, 0] % CLASSES if kind == "embedded" else np.roll(inputs, -1, axis=1)
-    return Records(module.to(dtype), (inputs, labels), **settings)
+    return Records(module.to(device, dtype), (inputs, labels), **settings)

@@ -22,7 +22,7 @@ from niss.records import (
     reference_sum,
 )
 from niss.records.modules import ModuleEngine
-from records.conftest import CLASSES, KINDS, make_records
+from records.conftest import CLASSES, DEVICES, KINDS, make_records
 
 
 def naive_sum(module: nn.Module, records: Records, rows: list[int], clip: float) -> np.ndarray:
@@ -47,9 +47,10 @@ def stacked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("stacked_alone")
 @pytest.mark.parametrize("clip", [0.05, 1.0, 1e6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_sum_is_its_definition(kind: str, clip: float) -> None:
-    records, rows = make_records(kind, chunk=5), np.array([0, 2, 3, 5, 6, 8, 11])
-    expected = naive_sum(records.model, records, rows.tolist(), clip)
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_sum_is_its_definition(device: str, kind: str, clip: float) -> None:
+    records, rows = make_records(kind, chunk=5, device=device), np.array([0, 2, 3, 5, 6, 8, 11])
+    expected = naive_sum(make_records(kind).model, records, rows.tolist(), clip)
     assert np.abs(expected).max() > 1e-3
     for found in (
         clipped_sum(records, records.weights, rows, clip),

@@ -22,7 +22,7 @@ from niss.records import (
     reference_sum,
 )
 from niss.records.problem import LEAST_CLIP
-from records.conftest import IMAGES, make_records
+from records.conftest import DEVICES, IMAGES, make_records
 
 OTHERS = np.array([0, 1, 3, 4, 6, 7])
 WITH = np.array([0, 1, 3, 4, 5, 6, 7])
@@ -41,8 +41,9 @@ def sums(records: Records, weights: np.ndarray, rows: np.ndarray) -> list[np.nda
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e200])
 @pytest.mark.parametrize("chunk", [3, 50])
 @pytest.mark.parametrize("kind", IMAGES)
-def test_a_record_that_overflows_adds_nothing(kind: str, chunk: int, poison: float) -> None:
-    records = make_records(kind, chunk=chunk)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_record_that_overflows_adds_nothing(device: str, kind: str, chunk: int, poison: float) -> None:
+    records = make_records(kind, chunk=chunk, device=device)
     records.examples[0][5] *= poison
     for found, expected in zip(
         sums(records, records.weights, WITH), sums(records, records.weights, OTHERS), strict=True

@@ -65,6 +65,18 @@ def test_how_records_are_dealt_out_makes_no_difference_to_the_sum(dealt):
         torch.testing.assert_close(other.state_dict[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_device_sums_what_the_processor_does():
+    config = silo_config(
+        methods=[{"name": "fedavg"}], data={"silos": 5}, model={"name": "cnn", "activation": "tanh"}
+    )
+    usual, other = (
+        niss.run(with_overrides(config, {"training.device": device})) for device in ("cpu", "cuda")
+    )
+    for name, tensor in usual.state_dict.items():
+        torch.testing.assert_close(other.state_dict[name].cpu(), tensor, rtol=1e-4, atol=1e-5)
+
+
 def test_every_round_and_silo_draws_a_batch_of_its_own_and_every_method_the_same(given, monkeypatch):
     drawn: dict[int, list[tuple[int, ...]]] = {}
     train = niss.simulation.silos.SiloSums.train

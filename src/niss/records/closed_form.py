@@ -101,6 +101,10 @@ class ClosedForm:
         self.chunk = chunk or 1024
         self.weights = np.zeros(model.outputs * (model.features + 1))
 
+    def zeros(self, count: int) -> FloatArray:
+        """See `RecordEngine`."""
+        return np.zeros((count, len(self.weights)))
+
     def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
         """See `RecordEngine`."""
         slopes, inputs = self._clipped(weights, rows, sum(counts), clip)

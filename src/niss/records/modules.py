@@ -4,8 +4,10 @@
 batch can mix two of them. What flows through the usual layers is tapped (`niss.records.taps`), so that their gradients
 need not be computed; other parameters have a copy for each record, whose slopes are the gradients.
 
-Chunks have one shape. Where a chunk cannot be computed together, since the module cannot be stacked or a record raises
-an exception, its records are differentiated one after another and those that fail contribute zero.
+Chunks have one shape. On a CUDA device they are captured once in a graph and replayed: a chunk is a hundred small
+kernels, and each would else wait for the processor. Where a chunk cannot be computed together, since the module cannot
+be stacked or a record raises an exception, its records are differentiated one after another and those that fail
+contribute zero.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from niss.records.taps import Call, Taps, UsedOtherwise, parts_of
 Entries = dict[str, Tensor]
 Parts = dict[str, Part]
 # Numbers that are kept of a chunk, so that a model of a million parameters needs some hundred MB; records in a chunk.
+# On a CUDA device some GB, and as many records as it takes to fill it.
 _NUMBERS, _LARGEST = 2**24, 256
+_NUMBERS_CUDA, _LARGEST_CUDA = 2**30, 1024
 
 
 class ModuleEngine:
@@ -51,29 +55,36 @@ class ModuleEngine:
         self._device = next(iter(trainable_parameters(module).values())).device
         self.layout = trained_layout(module)
         self._inputs, self._labels = torch.as_tensor(inputs), torch.as_tensor(labels)
+        self._on_cuda = self._device.type == "cuda"
         self._forward = as_function(module)
         self.weights: FloatArray = self.layout.flatten(module).double().cpu().numpy()
         self._copied: set[str] = set()  # parameters that autograd differentiates, with a copy for each record
         numbers = self._probe()
         self._stackable = numbers is not None
-        self.chunk = chunk or (
-            2 ** int(np.log2(min(_LARGEST, max(1, _NUMBERS // numbers)))) if numbers else 32
-        )
+        most, largest = (_NUMBERS_CUDA, _LARGEST_CUDA) if self._on_cuda else (_NUMBERS, _LARGEST)
+        self.chunk = chunk or (2 ** int(np.log2(min(largest, max(1, most // numbers)))) if numbers else 32)
+        self._captured: dict[int, _CapturedSums] = {}  # by the number of sums
+
+    def zeros(self, count: int) -> Tensor:
+        """See `RecordEngine`."""
+        return torch.zeros((count, self.layout.size), dtype=torch.float64, device=self._device)
 
     @torch.no_grad()
-    def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
+    def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> Tensor:
         """See `RecordEngine`."""
+        if self._on_cuda and self._stackable:
+            return self._captured_sums(len(counts))(weights, rows, counts, clip)
         real, places = sum(counts), segments(counts, len(rows))
         if (found := self._together(weights, rows, real, clip)) is None:
-            each = self._one_by_one(weights, rows[:real], clip)
-            return np.stack([each[some].sum(axis=0) for some in places])
+            each = torch.from_numpy(self._one_by_one(weights, rows[:real], clip)).to(self._device)
+            return torch.stack([each[some].sum(0) for some in places])
         parts, factors = found
-        totals = torch.zeros((len(counts), self.layout.size), dtype=torch.float64, device=self._device)
+        totals = self.zeros(len(counts))
         for total, some in zip(totals, places, strict=True):
             for name, place in self.layout.split(total).items():
                 if name in parts:
                     place.copy_(parts[name].some(some).total(factors[some]))
-        return np.asarray(totals.cpu().numpy())
+        return totals
 
     @torch.no_grad()
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
@@ -82,6 +93,12 @@ class ModuleEngine:
             return self._one_by_one(weights, rows[:real], clip)
         parts, factors = found
         return np.asarray(self._gradients(parts, real).mul_(factors[:real, None]).cpu().numpy())
+
+    def _captured_sums(self, count: int) -> _CapturedSums:
+        count = 2 ** (count - 1).bit_length()  # some are left over, and fewer are captured
+        if count not in self._captured:
+            self._captured[count] = _CapturedSums(self, count)
+        return self._captured[count]
 
     def _gradients(self, parts: Parts, real: int) -> Tensor:
         """Those of the first records, a row each."""
@@ -115,13 +132,18 @@ class ModuleEngine:
             parts, losses = self._stacked(self._entries(weights), *self._take(rows))
         except Exception:  # of a record, or of all of them: one by one will tell
             return None
+        factors, used = self._factors(parts, losses, clip)
+        factors[real:] = 0.0
+        if not bool(used[:real].all()):
+            parts = {name: part.without(~used) for name, part in parts.items()}
+        return parts, factors
+
+    def _factors(self, parts: Parts, losses: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
+        """min(1, C / norm) for each record, zero for one without a gradient; and which have one."""
         norms = torch.linalg.vector_norm(torch.stack([part.norms() for part in parts.values()]), dim=0)
         factors = torch.where(norms > clip, clip / norms, 1.0)
         used = norms.isfinite() & losses.isfinite() & (factors >= torch.finfo(self.layout.dtype).tiny)
-        used &= torch.arange(len(rows), device=self._device) < real
-        if not bool(used[:real].all()):
-            parts = {name: part.without(~used) for name, part in parts.items()}
-        return parts, torch.where(used, factors, 0.0).to(self.layout.dtype)
+        return torch.where(used, factors, 0.0).to(self.layout.dtype), used
 
     def _one_by_one(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
         """As `each`, by one forward and backward pass for each record."""
@@ -187,9 +209,9 @@ class ModuleEngine:
             )
         return loss.reshape(())
 
-    def _entries(self, weights: FloatArray) -> Entries:
+    def _entries(self, weights: FloatArray | Tensor) -> Entries:
         """Trained parameters at `weights`, and buffers as copies: what a forward pass writes there is gone after it."""
-        vector = torch.tensor(weights, dtype=self.layout.dtype, device=self._device)
+        vector = torch.as_tensor(weights).to(dtype=self.layout.dtype, device=self._device, copy=True)
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         return self.layout.split(vector) | buffers
 
@@ -232,6 +254,54 @@ class ModuleEngine:
                 if error > 1e-3 * length:
                     return None
                 return sum(part.numbers for part in parts.values()) // len(inputs) + 1
+
+
+class _CapturedSums:
+    """`ModuleEngine.sums` for so many sums as a CUDA graph, which reads weights, records and clip where they are put.
+
+    Nothing in it asks the device for a value, so that records without a gradient are always blanked.
+    """
+
+    def __init__(self, engine: ModuleEngine, count: int) -> None:
+        self._engine, device = engine, engine._device
+        self._weights = torch.tensor(engine.weights, device=device)
+        self._clip = torch.ones((), dtype=torch.float64, device=device)
+        self._inputs, self._labels = engine._take(np.zeros(engine.chunk, dtype=np.int64))
+        # The number of the sum that a record belongs to; of one that counts for nothing, -1.
+        self._owners = torch.full((engine.chunk,), -1, device=device)
+        self._totals = engine.zeros(count)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):  # kernels are compiled and handles made before anything is captured
+            self._compute()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._compute()
+
+    def _compute(self) -> None:
+        engine = self._engine
+        parts, losses = engine._stacked(engine._entries(self._weights), self._inputs, self._labels)
+        factors, used = engine._factors(parts, losses, self._clip)
+        parts = {name: part.without(~used) for name, part in parts.items()}
+        for number, total in enumerate(self._totals):
+            own = torch.where(self._owners == number, factors, 0.0)
+            for name, place in engine.layout.split(total).items():
+                if name in parts:
+                    place.copy_(parts[name].total(own))
+
+    def __call__(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> Tensor:
+        inputs, labels = self._engine._take(rows)
+        self._inputs.copy_(inputs)
+        self._labels.copy_(labels)
+        self._weights.copy_(torch.from_numpy(weights))
+        owners = np.pad(
+            np.repeat(np.arange(len(counts)), counts), (0, len(rows) - sum(counts)), constant_values=-1
+        )
+        self._owners.copy_(torch.from_numpy(owners))
+        self._clip.fill_(clip)
+        self._graph.replay()
+        return self._totals[: len(counts)]
 
 
 def _made_up(part: Tensor) -> Tensor:

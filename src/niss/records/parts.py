@@ -167,18 +167,19 @@ class EmbeddingRows:
 def _lengths(rows: Tensor) -> Tensor:
     """Of each row, float64, to a relative 3e-6 in float32: blocks are short, and what they give is added in float64.
 
-    Squares overflow long before the numbers do, and are then taken in float64.
+    Squares overflow long before the numbers do, and are then taken in float64; on a CUDA device always, which has the
+    units for it and should not be asked in between.
     """
-    if rows.dtype == torch.float64:
+    if rows.dtype == torch.float64 or rows.is_cuda:
         return _norm(rows)
     whole = rows.shape[1] // _BLOCK * _BLOCK
     blocks = rows[:, :whole].reshape(len(rows), -1, _BLOCK)
-    lengths = _norm(torch.cat([_norm(blocks), _norm(rows[:, whole:])[:, None]], 1).double())
-    return _norm(rows.double()) if bool((lengths > _SQUARED).any()) else lengths
+    lengths = _norm(torch.cat([_norm(blocks, rows.dtype), _norm(rows[:, whole:], rows.dtype)[:, None]], 1))
+    return _norm(rows) if bool((lengths > _SQUARED).any()) else lengths
 
 
-def _norm(values: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(values, dim=-1)
+def _norm(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=dtype)
     return found
 
 

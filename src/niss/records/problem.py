@@ -37,10 +37,13 @@ class RecordEngine(Protocol):
     weights: FloatArray
     chunk: int
 
-    def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> FloatArray:
-        """The clipped sums over the first `counts[0]` of `rows`, the next `counts[1]` and so on, [counts, parameters].
+    def zeros(self, count: int) -> Any:
+        """So many sums of nothing, [count, parameters], float64: an array, or a tensor where the module is."""
 
-        What is left of the rows fills the chunk up and counts for nothing.
+    def sums(self, weights: FloatArray, rows: IntArray, counts: Sequence[int], clip: float) -> Any:
+        """The clipped sums over the first `counts[0]` of `rows`, the next `counts[1]` and so on, like `zeros`.
+
+        What is left of the rows fills the chunk up and counts for nothing. They may be overwritten by the next.
         """
 
     def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
@@ -130,22 +133,21 @@ def clipped_sum(problem: Records, weights: FloatArray, rows: IntArray, clip: flo
     >>> clipped_sum(records, np.array([1.0, 1.0]), np.array([0, 1]), 1.0).round(3).tolist()
     [0.949, 0.816]
     """
-    return np.asarray(clipped_sums(problem, weights, [rows], clip)[0])
+    (total,) = clipped_sums(problem, weights, [rows], clip)
+    return np.asarray(total if isinstance(total, np.ndarray) else total.cpu().numpy())
 
 
-def clipped_sums(
-    problem: Records, weights: FloatArray, batches: Sequence[IntArray], clip: float
-) -> FloatArray:
+def clipped_sums(problem: Records, weights: FloatArray, batches: Sequence[IntArray], clip: float) -> Any:
     """`clipped_sum` of each of these batches, at least one, [batches, parameters]; in chunks that may hold several.
 
-    For whoever has the records of several silos: a simulation.
+    For whoever has the records of several silos: a simulation. Of a module they are a tensor and stay where it is.
     """
     vector, parts = weights, []
     for batch in batches:
         vector, numbers = _checked(problem, weights, batch, clip)
         parts.append(numbers)
     owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    totals, done = np.zeros((len(parts), len(vector))), 0
+    totals, done = problem.engine.zeros(len(parts)), 0
     if len(problem):
         for some, real in problem.chunks(np.concatenate(parts)):
             own = owners[done : done + real]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from niss.learning import FlatLayout, Job
 from niss.learning.cohort import numbers_by_start
+from niss.learning.cuda.program import tf32_products
 from niss.learning.local import torch_threads
 from niss.records import Records, clipped_sums
 
@@ -42,8 +43,9 @@ class SiloSums:
 
     module, layout  what is trained, and how its entries lie in the vectors of jobs
     examples        inputs and labels of all silos, on the processor
-    device          where gradients are computed
+    device          where gradients are computed, and rows stay that are float32
     workers         threads on the processor; each has a module of its own
+    tf32            whether a GPU may compute its products in TF32
 
     The batches of silos that start from the same weights are one list of records, cut into chunks; a thread computes
     a chunk, with a sum for each silo in it. What comes out depends on the jobs alone, to the last bit.
@@ -57,10 +59,11 @@ class SiloSums:
         *,
         device: str,
         workers: int,
+        tf32: bool = False,
     ) -> None:
         self._module, self._layout, self._workers = copy.deepcopy(module).eval().to(device), layout, workers
         self._examples = (examples[0].to(device), examples[1].to(device))
-        self._trained = layout.trainable_mask()
+        self._trained, self._tf32 = layout.trainable_mask().nonzero()[:, 0], tf32
         self.name = f"{device}: clipped gradients of records, {workers} thread{'s' if workers > 1 else ''}"
 
     @cached_property
@@ -70,34 +73,38 @@ class SiloSums:
 
     def train(self, jobs: Sequence[Job], work: RecordStep, progress: Callable[[int], None]) -> Tensor:
         """A row for each job: the sum over its samples, negated, since the server adds; zero where nothing trains."""
-        rows = torch.zeros((len(jobs), self._layout.size), dtype=self._layout.dtype)
-        free: SimpleQueue[Records] = SimpleQueue()
-        for records in self._records:
-            free.put(records)
-        chunk = self._records[0].engine.chunk
-
-        def sums(task: tuple[Any, _Piece]) -> NDArray[np.float64]:
-            weights, (_, batches) = task
-            records = free.get()
-            try:
-                with torch_threads(1):
-                    return clipped_sums(records, weights, batches, work.clip)
-            finally:
+        device = self._examples[0].device
+        rows = torch.zeros((len(jobs), self._layout.size), dtype=self._layout.dtype, device=device)
+        trained = self._trained.to(device)
+        with tf32_products(self._tf32):
+            free: SimpleQueue[Records] = SimpleQueue()
+            for records in self._records:
                 free.put(records)
+            chunk = self._records[0].engine.chunk
 
-        with ThreadPoolExecutor(self._workers) as pool:
-            results = []
-            for numbers in numbers_by_start(jobs):
-                weights = jobs[numbers[0]].start[self._trained].double().numpy()
-                pieces = list(_pieces([jobs[number].samples.numpy() for number in numbers], chunk))
-                results.append((numbers, pieces, pool.map(sums, [(weights, piece) for piece in pieces])))
-            for numbers, pieces, found in results:
-                totals = np.zeros((len(numbers), int(self._trained.sum())))
-                for (some, _), part in zip(pieces, found, strict=True):
-                    totals[some.start : some.stop] += part
-                for number, total in zip(numbers, totals, strict=True):
-                    rows[number, self._trained] = torch.from_numpy(-total).to(rows.dtype)
-                progress(len(numbers))
+            def sums(task: tuple[Any, _Piece]) -> Tensor:
+                weights, (_, batches) = task
+                records = free.get()
+                try:
+                    with torch_threads(1):
+                        found: Tensor = clipped_sums(records, weights, batches, work.clip)
+                    return found
+                finally:
+                    free.put(records)
+
+            with ThreadPoolExecutor(self._workers) as pool:
+                results = []
+                for numbers in numbers_by_start(jobs):
+                    weights = jobs[numbers[0]].start[self._trained].double().numpy()
+                    pieces = list(_pieces([jobs[number].samples.numpy() for number in numbers], chunk))
+                    results.append((numbers, pieces, pool.map(sums, [(weights, piece) for piece in pieces])))
+                for numbers, pieces, found in results:
+                    totals = self._records[0].engine.zeros(len(numbers))
+                    for (some, _), part in zip(pieces, found, strict=True):
+                        totals[some.start : some.stop] += part
+                    places = torch.tensor(numbers, device=device)
+                    rows[places[:, None], trained] = totals.neg_().to(rows.dtype)
+                    progress(len(numbers))
         return rows
 
 

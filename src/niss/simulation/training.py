@@ -92,7 +92,9 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._silos = None
         if config.privacy.unit == "record":
             cores = (workers or available_cores()) if device == "cpu" else 1
-            self._silos = SiloSums(inputs.module, inputs.layout, examples, device=device, workers=cores)
+            self._silos = SiloSums(
+                inputs.module, inputs.layout, examples, device=device, workers=cores, tf32=training.tf32
+            )
         self._cohort = Cohort(
             copy.deepcopy(inputs.module),
             inputs.layout,

@@ -11,8 +11,7 @@ step in plain torch and the graph; `mlp` and `cnn` launch the Triton kernels of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -39,6 +38,7 @@ from niss.learning.cuda.program import (
     Steps,
     stacked_mlp,
     stacked_module,
+    tf32_products,
     train_once,
 )
 from niss.learning.local import Evaluation, LocalTraining, in_mode, require_logits, require_samples, score
@@ -144,7 +144,7 @@ class CudaEngine(Engine):
         self._kernel_precision = "tf32" if tf32 else "tf32x3"
         # Making updates takes several times their memory, and other processes may be on the device.
         self.room_for_updates = int(torch.cuda.get_device_properties(self.device).total_memory) // 48
-        with self._precision():
+        with tf32_products(self._tf32):
             self._formulation = choose_formulation(self._problem)
 
     @property
@@ -166,7 +166,7 @@ class CudaEngine(Engine):
         if self._evaluation is None or not self._evaluation.is_of(inputs, labels):
             precision = self._kernel_precision if self._formulation.triton else None
             self._evaluation = _DeviceEvaluation(self._problem, inputs, labels, precision=precision)
-        with self._precision():
+        with tf32_products(self._tf32):
             return self._evaluation(weights)
 
     def perform(self, work: LocalTraining, jobs: Sequence[Job], take: TakeUpdates) -> None:
@@ -178,7 +178,7 @@ class CudaEngine(Engine):
             for together in self._stackable(jobs):
                 self._train_in_chunks(work, jobs, together, take)
         else:
-            with self._precision():
+            with tf32_products(self._tf32):
                 for number, job in enumerate(jobs):
                     take(range(number, number + 1), self._problem.update_of(job, work)[None])
 
@@ -222,7 +222,7 @@ class CudaEngine(Engine):
             left = len(numbers) - first
             size = -(-left // -(-left // room))
             try:
-                with self._precision():
+                with tf32_products(self._tf32):
                     some = numbers[first : first + size]
                     updates = self._train_stacked([jobs[number] for number in some], settings)
             except torch.cuda.OutOfMemoryError:
@@ -270,7 +270,7 @@ class CudaEngine(Engine):
                 self._formulation.forward, self._problem, resident, replace(settings, momentum=0.0)
             )
             try:
-                with self._precision():
+                with tf32_products(self._tf32):
                     steps.load(self._problem.layout.flatten(self._problem.module))
                     steps.enqueue(0)
                 peak = torch.cuda.max_memory_allocated(self.device) - before
@@ -323,20 +323,6 @@ class CudaEngine(Engine):
             some.load(problem.layout.flatten(problem.module))
         held = torch.cuda.memory_allocated(self.device) - before
         return GraphedSteps(steps, UNROLLED if formulation.triton else 2, held)
-
-    @contextmanager
-    def _precision(self) -> Iterator[None]:
-        """TF32 in torch's own products and convolutions only if asked for; restored afterwards.
-
-        torch's switches are global, so every computation of this engine that leaves the kernels runs inside.
-        """
-        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = products.allow_tf32, convolutions.allow_tf32
-        products.allow_tf32 = convolutions.allow_tf32 = self._tf32
-        try:
-            yield
-        finally:
-            products.allow_tf32, convolutions.allow_tf32 = before
 
 
 def _width(settings: LocalTraining, jobs: Sequence[Job]) -> int:

@@ -8,7 +8,8 @@ lanes, which do not wait for each other: while one waits for memory, another com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -214,6 +215,21 @@ def stacked_module(module: nn.Module, *, products: bool = True) -> StackedForwar
         as_function(module, products=products),
         in_dims=({name: 0 if name in trained else None for name in layout.names}, 0),
     )
+
+
+@contextmanager
+def tf32_products(allowed: bool) -> Iterator[None]:
+    """Inside, torch's own products and convolutions are in TF32, or never; restored afterwards.
+
+    torch's switches are global, so every computation that leaves the kernels runs inside.
+    """
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 class GraphedSteps:
