@@ -1,4 +1,4 @@
-"""The clipped sum over a batch of records, beside Opacus and JAX: CPU seconds on one thread; CUDA where there is any.
+"""The clipped sum over a batch of records, beside Opacus and JAX: CPU seconds on one thread, or CUDA with `--device`.
 
 niss           `niss.records.clipped_sum`
 vmap           `torch.func.vmap` of `grad`, clipped and summed, as in torch's tutorial
@@ -6,7 +6,8 @@ opacus         its hooks: a gradient for each record (`GradSampleModule`, `DPOpt
 opacus-ghost   its ghost clipping: norms from hooks, then a second backward pass
 jax            `jax.vmap` of `jax.grad`, clipped and summed, compiled
 
-All are given the same batch, already drawn, and the same weights, and their sums are compared with each other. Opacus
+All are given the same batch, already drawn, and the same weights, compute in float32 without TF32, and their sums are
+compared with each other. On CUDA the batch is ten times as large. Opacus
 and JAX are not dependencies of the package: pip install opacus jax.
 """
 
@@ -21,6 +22,7 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 import numpy as np
@@ -214,7 +216,13 @@ def with_jax(module: nn.Module, inputs: Tensor, labels: Tensor) -> Sum:
     import jax
     from jax import numpy as jnp
 
-    weights = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
+    place = jax.devices("cuda" if inputs.is_cuda else "cpu")[0]
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+    def put(value: Tensor) -> Any:
+        return jax.device_put(value.detach().cpu().numpy(), place)
+
+    weights = {name: put(value) for name, value in module.named_parameters()}
     trained = {name: weights[name] for name, value in module.named_parameters() if value.requires_grad}
     frozen = {name: value for name, value in weights.items() if name not in trained}
     forward = _in_jax(module)
@@ -229,7 +237,7 @@ def with_jax(module: nn.Module, inputs: Tensor, labels: Tensor) -> Sum:
         factors = jnp.minimum(1.0, CLIP / jnp.sqrt(squares))
         return {name: jnp.tensordot(factors, part, axes=1) for name, part in gradients.items()}
 
-    values, wanted = jnp.asarray(inputs.numpy()), jnp.asarray(labels.numpy())
+    values, wanted = put(inputs), put(labels)
 
     def total() -> Tensor:
         found = jax.block_until_ready(summed(trained, values, wanted))
@@ -333,10 +341,10 @@ CONTESTANTS = {
 def measure(case: Case, names: list[str], device: str, options: Any) -> dict[str, Any]:
     """Seconds of niss, and of the others as multiples of it in the same turn."""
     sums: dict[str, Sum] = {}
-    batch = 8 if options.quick else BATCH
+    batch = 8 if options.quick else BATCH if device == "cpu" else 10 * BATCH
     for name in names:
         needs = {"opacus": "opacus", "opacus-ghost": "opacus", "jax": "jax"}.get(name)
-        if (needs and not find_spec(needs)) or (name == "jax" and device != "cpu"):
+        if needs and not find_spec(needs):
             continue
         sums[name] = CONTESTANTS[name](*case.make(device, batch))
     expected = sums["niss"]()
@@ -362,19 +370,20 @@ def measure(case: Case, names: list[str], device: str, options: Any) -> dict[str
         for name in names
         if name != "niss"
     }
-    return {"niss, ms": 1e3 * median(found["niss"])} | ratios
+    return {"batch": batch, "niss, ms": 1e3 * median(found["niss"])} | ratios
 
 
 def main() -> None:
     """Measure, print, write."""
-    options = command_line(__doc__, only=tuple(CONTESTANTS))
+    devices = {"choices": ("cpu", "cuda"), "default": "cpu", "help": "where gradients are computed"}
+    options = command_line(__doc__, only=tuple(CONTESTANTS), device=devices)
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
     report = Report(options, "torch", "opacus", "jax")
     names = list(dict.fromkeys(["niss", *options.only]))
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        for name, case in CASES.items():
-            title = f"{device}: times the time of niss (above 1: slower than niss)"
-            report.add(title, [{"model": name} | measure(case, names, device, options)])
+    for name, case in CASES.items():
+        title = f"{options.device}: times the time of niss (above 1: slower than niss)"
+        report.add(title, [{"model": name} | measure(case, names, options.device, options)])
 
 
 if __name__ == "__main__":

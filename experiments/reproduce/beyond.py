@@ -52,6 +52,8 @@ def setting_config(
 ) -> Config:
     """The run of one method under a variant that makes a difference to it."""
     method, variant = contestant.method, contestant.variant
+    if setting.batch is not None:
+        return _silos_config(setting, contestant, choice, seed=seed, device=device)
     values: dict[str, Any] = {
         "name": setting.name,
         "seed": seed,
@@ -93,11 +95,46 @@ def setting_config(
     return make_config(values)
 
 
+def _silos_config(
+    setting: design.Setting, contestant: Contestant, choice: design.Choice, *, seed: int, device: str
+) -> Config:
+    """As `setting_config`, of silos that hide single records."""
+    method, variant = contestant.method, contestant.variant
+    promise = {"unit": "record", "batch": setting.batch, "delta": design.DELTA}
+    faults = {"collusion": variant.rho if method.faults else 0.0, "mode": "tolerate"}
+    entry: dict[str, Any] = {"name": method.kind, "label": method.name}
+    if method.noise == "shares":
+        sizes = {"participants": setting.participants, "records": setting.images, "rounds": setting.rounds}
+        planned = _planned(variant, **promise, **sizes, epsilon=contestant.epsilon, mode="tolerate").plan
+        entry |= {name: getattr(planned, name) for name in ("kappa", "neighbours", "graph")}
+    return make_config(
+        {
+            "name": setting.name,
+            "seed": seed,
+            "rounds": setting.rounds,
+            "data": {
+                "dataset": setting.dataset,
+                "split": design.SPLITS[setting.split],
+                "silos": setting.clients,
+            },
+            "model": {"name": setting.model, "activation": "tanh"},
+            "training": {
+                "server_optimizer": "momentum",
+                "server_rate": choice.learning_rate,
+                "device": device,
+                "tf32": setting.dataset == "cifar10",
+            },
+            "privacy": {**promise, **faults, "clip": choice.clip, "epsilon": contestant.epsilon or 1.0},
+            "methods": [entry],
+        }
+    )
+
+
 @cache
 def _planned(variant: design.Variant, **sizes: Any) -> Any:
     """The planner's choice. It depends on ratios of variances alone, so one epsilon serves for all."""
     faults: dict[str, Any] = {"collusion": variant.rho, "dropout": variant.dropout, "mode": variant.mode}
-    return forecast(delta=design.DELTA, **faults, **sizes)
+    return forecast(**{"delta": design.DELTA, **faults, **sizes})
 
 
 @lru_cache(maxsize=1)
@@ -142,7 +179,7 @@ def majority(dataset: Dataset) -> float:
 
 def _own_base(setting: design.Setting, dataset: Dataset) -> dict[str, Any]:
     """What a setting with a model of its own says of its data: how often it is tested, and what needs no learning."""
-    if setting.model == "mlp":
+    if setting.model == "mlp" or setting.batch is not None:
         return {}
     return {"tested": int(dataset.test_labels.size), "majority": majority(dataset)}
 
@@ -198,7 +235,7 @@ def tune(
     base = {**cut.base, **_own_base(setting, data), "held_out": len(data.test_labels), "seed": 1}
     grid = axes or axes_of(setting)
     variants = [variant for variant in variants if variant in setting.variants]
-    mine = contestants(epsilons, methods or tuple(design.METHODS), variants)
+    mine = contestants(epsilons, methods or [one.name for one in design.contestants_of(setting)], variants)
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
         tuned = read_result(result_path(places["out"], design.TUNING, setting.name))
@@ -223,19 +260,20 @@ def _open_trials(one: Contestant, tuned: Result | None, axes: Axes) -> list[desi
 def run_setting(
     setting: design.Setting,
     *,
-    epsilons: Sequence[float] = design.EPSILONS,
+    epsilons: Sequence[float] | None = None,
     methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
-    seeds: Sequence[int] = design.SEEDS,
+    seeds: Sequence[int] | None = None,
     device: str = "auto",
     tuned_in: Path | None = None,
     **places: Any,
 ) -> Result:
     """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any.
 
+    epsilons, seeds  the setting's, unless they are given
     tuned_in  where the tuning is, unless in `out`; `places` and the rest are as those of `run_cells`
     """
-    methods = methods or tuple(design.METHODS)
+    methods = methods or [one.name for one in design.contestants_of(setting)]
     names = (*design.METHODS, *design.VARIANTS)
     unknown = [name for name in (*methods, *variants) if name not in names]
     if unknown:
@@ -243,7 +281,8 @@ def run_setting(
     variants = [variant for variant in variants if variant in setting.variants]
     tuned = read_result(result_path(tuned_in or places["out"], design.TUNING, setting.name))
     cells: dict[str, tuple[dict[str, Any], Config]] = {}
-    for one, seed in product(contestants(epsilons, methods, variants), seeds):
+    mine = contestants(epsilons or setting.epsilons, methods, variants)
+    for one, seed in product(mine, seeds or setting.seeds):
         method, variant = one.method.name, one.variant.name
         # Without noise the one choice serves for every epsilon.
         choice, tuned_for = chosen(tuned, setting, method, one.epsilon or 1.0, variant)

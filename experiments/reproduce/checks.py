@@ -31,6 +31,7 @@ EXPERIMENTS = (
     design.TUNING,
     design.BEYOND,
     design.DATASETS,
+    design.SILOS,
     design.FIGURE_4,
 )
 """All that have result files, the attacks last."""
@@ -78,7 +79,8 @@ def _faults(record: Record[Any], found: Mapping[str, Mapping[str, Record[Any]]])
     if record.experiment in PANELS:
         wrong = panel_faults(record)
     else:
-        runs = found[design.BEYOND].get(record.name) or found[design.DATASETS].get(record.name)
+        kinds = (design.BEYOND, design.DATASETS, design.SILOS)
+        runs = next((found[kind][record.name] for kind in kinds if record.name in found[kind]), None)
         wrong = promise_faults(record, runs)
     yield from (Fault(kind, _where(record, cell), detail) for cell, kind, detail in wrong)
     if record.experiment == design.TUNING:
@@ -170,7 +172,7 @@ def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
         held = round(TRAINING_IMAGES[setting.dataset] / 6) if known else base["held_out"]
         cut = setting.cut_to(TRAINING_IMAGES.get(setting.dataset, 0) - held)
         wanted = {**cut.base, "held_out": held, "seed": 1}
-    if setting.model != "mlp":
+    if setting.experiment == design.DATASETS:
         tested, guessed = base["tested"], base["majority"] * base["tested"]
         wanted |= {name: base[name] for name in ("tested", "majority")}
         if tested < 1 or not 0.0 < guessed < tested or abs(guessed - round(guessed)) > 1e-6:
@@ -258,7 +260,7 @@ def _run(record: Record[Any], cell: AnyCell) -> str:
         # Noise that cancels is the same run whatever its size.
         sigma = f"{labels.pop('sigma_k'):.6g}" if labels["x"] else ""
         return f"panel {record.name} {sigma} {sorted(labels.items())}"
-    if record.experiment in (design.BEYOND, design.DATASETS):
+    if record.experiment in (design.BEYOND, design.DATASETS, design.SILOS):
         return f"run {record.name} {sorted(labels.items(), key=str)}"
     return f"{record.experiment} {record.name} {cell.id}"
 

@@ -4,7 +4,7 @@ Nothing here loads torch, so that the command line can name it all at once.
 
 Settings beyond the paper hide whole clients, and have the size of a round in their name
 (`mnist-iid-client-100-of-1000`): fixed cohorts come in turn, so that every method has the same clients in the same
-rounds; only secret sampling draws its own.
+rounds; only secret sampling draws its own. Those of silos (`mnist-non-iid-record-10-silos`) hide single records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from niss.errors import ConfigError
 from niss.methods import METHODS as KINDS
 
 FIGURE_3, SWEEP, FIGURE_4 = "figure-3", "sweep", "figure-4"
-BEYOND, TUNING, DATASETS = "beyond", "tuning", "datasets"
+BEYOND, TUNING, DATASETS, SILOS = "beyond", "tuning", "datasets", "silos"
 """The experiments, and their folders in the results."""
 
 SPLITS = {"iid": "iid", "non-iid": "shards", "natural": "natural"}
@@ -184,6 +184,7 @@ SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
 """sigma_k in a sweep, in units of the NbAFL reading's."""
 
 EPSILONS = (1.0, 3.0, 8.0)
+SEEDS = (1, 2, 3)
 DELTA = 1e-5
 UNIT = "client"
 COHORT_ROUNDS, LARGE_ROUNDS = 100, 30
@@ -195,9 +196,12 @@ LARGE = 1000
 class Setting:
     """A dataset and a split; cohorts of `participants` come in turn, of so many `clients`.
 
-    images  samples of each client
-    model   the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
-            tuned over
+    images    samples of each client
+    model     the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
+              tuned over
+    batch     of silos that hide single records: the probability with which each is in the batch of a round. Their
+              server steps with momentum, and its rate is the one that is tuned
+    epsilons  promised, the first of them where nobody is tuned at epsilon 3; `seeds` of the runs
     """
 
     dataset: str
@@ -212,9 +216,14 @@ class Setting:
     width: int = 0
     clips: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
+    batch: float | None = None
+    epsilons: tuple[float, ...] = EPSILONS
+    seeds: tuple[int, ...] = SEEDS
 
     @property
     def name(self) -> str:
+        if self.batch is not None:
+            return f"{self.dataset}-{self.split}-record-{self.clients}-silos"
         if self.model != "mlp":
             return f"{self.dataset}-{self.model}"
         return f"{self.dataset}-{self.split}-{UNIT}-{self.participants}-of-{self.clients}"
@@ -222,21 +231,40 @@ class Setting:
     @property
     def experiment(self) -> str:
         """The one that its runs belong to."""
+        if self.batch is not None:
+            return SILOS
         return BEYOND if self.model == "mlp" else DATASETS
 
     @property
     def variants(self) -> tuple[str, ...]:
         """What goes wrong in it."""
+        if self.batch is not None:
+            return "none", "collusion"
         return tuple(VARIANTS) if self.model == "mlp" else ("none",)
 
     @property
     def title(self) -> str:
         """For a reader: `MNIST, IID`, or `Shakespeare, GRU`."""
+        if self.batch is not None:
+            return _title(self.dataset, self.split)
         return _title(self.dataset, self.split if self.model == "mlp" else self.model)
 
     @property
     def base(self) -> dict[str, Any]:
         """What all of its cells have in common, for its result file."""
+        if self.batch is not None:
+            return {
+                "dataset": self.dataset,
+                "split": self.split,
+                "unit": "record",
+                "clients": self.clients,
+                "participants": self.participants,
+                "rounds": self.rounds,
+                "delta": DELTA,
+                "batch": self.batch,
+                "records": self.images,
+                "model": self.model,
+            }
         return {
             "dataset": self.dataset,
             "split": self.split,
@@ -254,6 +282,8 @@ class Setting:
 
     def cut_to(self, records: int) -> Setting:
         """The same on a training set cut to so many images: as many to a client, hence fewer cohorts."""
+        if self.batch is not None:
+            return replace(self, images=records)
         if self.split == "natural":
             return self
         clients = records // self.images
@@ -301,6 +331,40 @@ short. Files of other sizes do not mix: their base says what they were run with.
 """
 
 
+_SILOS = {
+    "mnist": Setting(
+        "mnist",
+        "iid",
+        participants=10,
+        clients=10,
+        rounds=300,
+        images=60_000,
+        model="cnn",
+        clips=(0.05, 0.1, 0.2),
+        rates=(2.0, 4.0, 8.0),
+        batch=0.1,
+        epsilons=(2.93,),
+        seeds=(1, 2, 3, 4, 5),
+    ),
+    "cifar10": Setting(
+        "cifar10",
+        "iid",
+        participants=10,
+        clients=10,
+        rounds=150,
+        images=50_000,
+        model="cnn",
+        clips=(0.1,),
+        rates=(1.0, 2.0, 4.0),
+        batch=0.1,
+        epsilons=(7.53,),
+    ),
+}
+"""Silos with the networks of Papernot et al. (2021), at the epsilons of their figures."""
+IN_SILOS: tuple[str, ...] = ()
+"""The settings of silos that are compared."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """What goes wrong: the share `rho` of a round's clients that collude, and the share that drops out."""
@@ -325,7 +389,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What is tuned for every method: the clip, the local rate and the width of the hidden layer."""
+    """What is tuned for every method: the clip, the local rate (in silos the server's) and the width that is hidden."""
 
     clip: float = 0.5
     learning_rate: float = 0.1
@@ -379,12 +443,24 @@ METHODS = {
 """The contestants, in the order of tables and legends. Another one is another line."""
 
 
+def contestants_of(setting: Setting) -> list[Method]:
+    """Who takes part in a setting: where records are hidden, whoever has an account of them."""
+    wanted = ("none", "own", "sum", "shares") if setting.batch is not None else None
+    return [method for method in METHODS.values() if wanted is None or method.noise in wanted]
+
+
 def find_setting(name: str, *, rounds: int | None = None) -> Setting:
     """`mnist-iid-client-100-of-1000` and the like, with any dataset that niss knows; or one of `MODELLED`.
 
     Cohorts of 100 come in turn, and the images are dealt out to 1,000 clients; who has many takes larger batches, so as
     few steps.
     """
+    if silos := re.fullmatch(r"(mnist|cifar10)-(non-iid|iid)-record-(\d+)-silos", name):
+        setting = _SILOS[silos[1]]
+        size = int(silos[3])
+        return replace(
+            setting, split=silos[2], participants=size, clients=size, rounds=rounds or setting.rounds
+        )
     if name in MODELLED:
         return replace(MODELLED[name], rounds=rounds or MODELLED[name].rounds)
     found = re.fullmatch(rf"(.+?)-(non-iid|iid)-{UNIT}-(\d+)-of-(\d+)", name)
@@ -444,7 +520,6 @@ def trial_cell(labels: Mapping[str, Any]) -> str:
     return "/".join([*parts, labels["method"], *numbers, f"rate={rate:g}", f"hidden={hidden}"])
 
 
-SEEDS = (1, 2, 3)
 RECORDS = {"mnist": 600, "cifar10": 500}
 """Images of a client in the paper's setting."""
 SEARCHED = None
@@ -463,7 +538,7 @@ def expected_cells() -> dict[tuple[str, str], Cells]:
         found[SWEEP, panel.name] = frozenset(_sweep(panel))
     for image in IMAGES:
         found[FIGURE_4, picture_name(image)] = frozenset(_attacks())
-    for setting in map(find_setting, (*COMPARED, *MODELLED)):
+    for setting in map(find_setting, (*COMPARED, *MODELLED, *IN_SILOS)):
         found[setting.experiment, setting.name] = frozenset(_runs(setting))
         found[TUNING, setting.name] = SEARCHED
     return found
@@ -484,7 +559,7 @@ def _attacks() -> Iterator[str]:
 
 def _runs(setting: Setting) -> Iterator[str]:
     variants = [VARIANTS[one] for one in setting.variants]
-    for variant, method in product(variants, METHODS.values()):
+    for variant, method in product(variants, contestants_of(setting)):
         if method.suffers(variant):
-            for epsilon, seed in product(EPSILONS if method.private else (None,), SEEDS):
+            for epsilon, seed in product(setting.epsilons if method.private else (None,), setting.seeds):
                 yield run_cell(variant.name, method.name, epsilon, seed)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.reproduce.design import DELTA, METHODS, VARIANTS, Method
 from experiments.reproduce.recompute import (
     CarriedNoise,
+    RecordRound,
     Round,
     banded_noise,
     dearest_cohort,
@@ -47,6 +48,10 @@ class Run:
     def round(self, delta: float | None = None) -> Round:
         """What its rounds have in common; `delta` is the part of it that pays for the noise, all by default."""
         labels, base = self.cell.labels, self.result.base
+        if base.get("unit") == "record":
+            sensitivity, paid = labels["clip"] / (base["batch"] * base["records"]), delta or base["delta"]
+            sizes = base["rounds"], labels["epsilon"], paid, base["participants"], base["batch"]
+            return RecordRound(sensitivity, *sizes)
         participations = math.ceil(base["rounds"] / (base["clients"] // base["participants"]))
         sensitivity = labels["clip"] / base["participants"]
         paid = base["delta"] if delta is None else delta
@@ -97,9 +102,8 @@ def _recorded(run: Run) -> Found:
         yield "epsilon", f"spends delta {max(spent, recorded['delta']):.3g}, {base['delta']:g} was promised"
     # mu is the most that one round cost anybody, so nobody has spent more than all rounds at that price.
     if recorded["mu_joint"] is not None and run.cell.epsilon_joint is not None:
-        most = epsilon_at(
-            math.sqrt(recorded["participations"]) * recorded["mu_joint"], recorded["gaussian_delta"]
-        )
+        promise = run.round(recorded["gaussian_delta"])
+        most = replace(promise, participations=recorded["participations"]).composed(recorded["mu_joint"])
         if run.cell.epsilon_joint > most * (1.0 + 1e-6):
             yield (
                 "epsilon",
@@ -116,7 +120,7 @@ def _without_noise(run: Run) -> Found:
 def _own_noise(run: Run) -> Found:
     """Each upload is as well hidden alone as with all the others."""
     yield from _stated(run, run.cell.aggregate_variance / run.round().size)
-    if run.cell.epsilon_marginal != run.cell.epsilon_joint:
+    if run.result.base.get("unit") != "record" and run.cell.epsilon_marginal != run.cell.epsilon_joint:
         yield "epsilon", "both views are one where every client has its own noise"
 
 
@@ -152,10 +156,13 @@ def _shared_noise(run: Run) -> Found:
     """
     cell, promise = run.cell, run.round()
     yield from _participations_said(run)
-    if cell.epsilon_marginal is None:
+    if isinstance(promise, RecordRound):
+        alone = (promise.sensitivity / run.facts["mu_marginal"]) ** 2
+    elif cell.epsilon_marginal is None:
         yield "epsilon", "an upload alone is hidden by its shares; no epsilon is stated for that"
         return
-    alone = promise.variance_for(cell.epsilon_marginal, promise.delta)
+    else:
+        alone = promise.variance_for(cell.epsilon_marginal, promise.delta)
     facts, variant = run.facts, VARIANTS[cell.labels.get("variant", "none")]
     noise = run.round(facts["gaussian_delta"])
     own, size, strength = noise.own_variance, noise.size, facts["kappa"] * noise.own_variance

@@ -83,8 +83,37 @@ class Round:
 
     def epsilon_of(self, variance: float) -> float:
         """What this noise is worth."""
-        mu = math.sqrt(self.participations / variance) * self.sensitivity
-        return epsilon_at(mu, self.delta)
+        return self.composed(self.sensitivity / math.sqrt(variance))
+
+    def composed(self, mu: float) -> float:
+        """What all participations cost, each of them mu."""
+        return epsilon_at(math.sqrt(self.participations) * mu, self.delta)
+
+
+@dataclass(frozen=True)
+class RecordRound(Round):
+    """Rounds that hide single records, each in the batch of a round with `probability`; nobody learns which."""
+
+    probability: float = 1.0
+
+    def variance_for(self, epsilon: float, delta: float) -> float:
+        """See `Round`."""
+        return (self.sensitivity * _multiplier_at(epsilon, self.probability, self.participations, delta)) ** 2
+
+    def composed(self, mu: float) -> float:
+        """See `Round`."""
+        return sampled_epsilon(1.0 / mu, self.probability, self.participations, self.delta)
+
+
+@cache
+def _multiplier_at(epsilon: float, probability: float, rounds: int, delta: float) -> float:
+    """The least noise, in sensitivities, with which sampled records keep this promise; to a millionth."""
+    low, high = 0.1, 1000.0
+    while high > low * (1.0 + 1e-6):
+        middle = math.sqrt(low * high)
+        kept = sampled_epsilon(middle, probability, rounds, delta) <= epsilon
+        low, high = (low, middle) if kept else (middle, high)
+    return high
 
 
 @cache

@@ -23,7 +23,7 @@ from experiments.reproduce.results import merge_results, read_result, result_pat
 
 STAGES = ("tune", "run", "all")
 TUNED_AT = 3.0
-"""The epsilon at which everyone is tuned; the choice serves for the others too."""
+"""The epsilon at which everyone is tuned, in settings that have it; the choice serves for the others too."""
 RESERVE = 15.0
 """Seconds that are kept for the processes to end and for the results to be merged."""
 
@@ -50,8 +50,8 @@ class Job:
     work: Path
     until: float
     device: str
-    epsilons: tuple[float, ...]
-    seeds: tuple[int, ...]
+    epsilons: tuple[float, ...] | None
+    seeds: tuple[int, ...] | None
 
     def part(self, task: Task) -> Path:
         """The folder of the results of one task: no two processes write to the same file."""
@@ -84,7 +84,7 @@ def tasks_of(setting: design.Setting, experiment: str, methods: Sequence[str] | 
     """Everyone under every variant that makes a difference, the longest first."""
     found = [
         Task(setting, experiment, method, variant.name)
-        for method in methods or design.METHODS
+        for method in methods or [one.name for one in design.contestants_of(setting)]
         for variant in (design.VARIANTS[name] for name in setting.variants)
         if design.METHODS[method].suffers(variant)
     ]
@@ -141,7 +141,8 @@ def _work(task: Task, job: Job) -> bool:
     }
     try:
         if task.experiment == design.TUNING:
-            tune(task.setting, (TUNED_AT,), **common)
+            own = task.setting.epsilons
+            tune(task.setting, (TUNED_AT if TUNED_AT in own else own[0],), **common)
         else:
             run_setting(task.setting, epsilons=job.epsilons, seeds=job.seeds, tuned_in=job.out, **common)
     except OutOfTime:
@@ -234,8 +235,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", help="comma-separated; all by default")
     parser.add_argument("--stage", choices=STAGES, default="all")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--epsilons", default=",".join(f"{epsilon:g}" for epsilon in design.EPSILONS))
-    parser.add_argument("--seeds", type=int, default=len(design.SEEDS), help="how many")
+    parser.add_argument("--epsilons", help="comma-separated; the setting's by default")
+    parser.add_argument("--seeds", type=int, help="how many; the setting's by default")
     parser.add_argument("--rounds", type=int, help="instead of those of the setting, to try it out")
     return parser.parse_args(arguments)
 
@@ -253,8 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work=options.work,
         until=time.time() + max(options.seconds - RESERVE, 1.0),
         device=options.device,
-        epsilons=tuple(float(epsilon) for epsilon in options.epsilons.split(",")),
-        seeds=tuple(range(1, options.seeds + 1)),
+        epsilons=tuple(map(float, options.epsilons.split(","))) if options.epsilons else None,
+        seeds=tuple(range(1, options.seeds + 1)) if options.seeds else None,
     )
     methods = options.methods.split(",") if options.methods else None
     unfinished: list[str] = []

@@ -134,6 +134,53 @@ def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
     return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == design.CLIENT_NOISE else ", heuristic")
 
 
+PUBLISHED = {"mnist": 0.981, "cifar10": 0.662}
+"""By one trusted curator at these epsilons: Papernot et al. 2021."""
+
+
+def silos_table(folder: Path) -> str:
+    """Accuracy where silos hide single records, and by how much niss is ahead of one curator who has them all."""
+    rows = []
+    results = read_results(folder, design.SILOS)
+    for result in (results[name] for name in design.IN_SILOS if name in results):
+        setting = design.find_setting(result.name)
+
+        def reached(method: str, variant: str = "none", of: Result = result) -> list[Cell]:
+            return select(of, method=method, variant=variant)
+
+        curator = {cell.labels["seed"]: cell.accuracy for cell in reached("central-dp")}
+        paired = [
+            cell.accuracy - curator[cell.labels["seed"]]
+            for cell in reached("niss-planned")
+            if cell.labels["seed"] in curator
+        ]
+        rows.append(
+            {
+                "Records": f"{setting.title}, {setting.participants} silos",
+                "ε": " / ".join(f"{epsilon:g}" for epsilon in setting.epsilons),
+                "No privacy": percent(final(reached("fedavg"))),
+                "One curator": percent(final(reached("central-dp"))),
+                "niss": percent(final(reached("niss-planned"))),
+                "niss, a fifth collude": percent(final(reached("niss-planned", "collusion"))),
+                "Every silo adds all": percent(final(reached("dp-fedavg"))),
+                "niss − curator, points": difference(paired),
+                "Published, curator": f"{PUBLISHED[setting.dataset]:.1%}",
+            }
+        )
+    return markdown(rows)
+
+
+def difference(paired: Sequence[float]) -> str:
+    """The mean of paired differences in points, and its 95 % interval by Student's t."""
+    if len(paired) < 2:
+        return MISSING
+    from scipy.stats import t
+
+    found = spread(paired)
+    half = float(t.ppf(0.975, found.count - 1)) * found.error
+    return f"{100 * found.mean:+.2f} ± {100 * half:.2f}".replace("-", "−")
+
+
 LEAD = "Ahead of DP-FedAvg, points"
 _WORDS = ("Variant", "Method", "What goes wrong", "ε, joint view", LEAD)
 
@@ -202,7 +249,7 @@ def leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | 
 
 def in_order(results: dict[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
-    known = [name for name in (*design.COMPARED, *design.MODELLED) if name in results]
+    known = [name for name in (*design.COMPARED, *design.MODELLED, *design.IN_SILOS) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
 
 

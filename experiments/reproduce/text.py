@@ -39,6 +39,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "datasets": tables.datasets_table,
     "datasets-learned": tables.datasets_words,
     "datasets-tuning": lambda folder: tables.tuning_table(folder, models=True),
+    "silos": tables.silos_table,
     "claims": tables.claims_table,
     "files": tables.files_table,
 }

@@ -41,7 +41,9 @@ PLAYS = TokenSamples(80, 80)
         ("cnn", COLOURED, 10, {}, 2_432 + 51_264 + (64 * 8 * 8 + 1) * 512 + 5_130),
         # Papernot et al. (2021), table 1.
         ("cnn", IMAGES, 10, {"activation": "tanh"}, 26_010),
-        ("cnn", ImageSamples((2, 14, 15)), 3, {"activation": "tanh"}, 2_064 + 8_224 + 33 * 32 + 99),
+        ("cnn", ImageSamples((1, 14, 15)), 3, {"activation": "tanh"}, 1_040 + 8_224 + 33 * 32 + 99),
+        # The same, table 2.
+        ("cnn", COLOURED, 10, {"activation": "tanh"}, 550_570),
         ("mlp", COLOURED, 100, {"hidden": (32,)}, 3073 * 32 + 33 * 100),
         ("mlp", ImageSamples((1, 2, 3)), 4, {"hidden": ()}, 7 * 4),
         ("resnet", COLOURED, 10, {}, 177_178),

@@ -63,8 +63,10 @@ class Cnn(nn.Module):
     relu  5x5 kernels (32 and 64 channels, 'same' padding), each followed by a 2x2 max-pool; a hidden layer of 512:
           1,663,370 parameters for 1x28x28 images and 10 classes, as McMahan et al. (2017) report
     tanh  8x8 and 4x4 kernels with a stride of 2 (16 and 32 channels), each followed by a 2x2 max-pool with a stride
-          of 1; a hidden layer of 32: 26,010 parameters. Bounded activations keep the gradients of single records
-          short, so that clipping costs little: Papernot et al. 2021, "Tempered Sigmoid Activations" (2007.14191)
+          of 1; a hidden layer of 32: 26,010 parameters. Photographs get three pairs of 3x3 kernels (32, 64 and 128
+          channels), each pair followed by a 2x2 mean-pool, and a hidden layer of 128: 550,570 parameters for 3x32x32.
+          Bounded activations keep the gradients of single records short, so that clipping costs little: both are
+          those of Papernot et al. 2021, "Tempered Sigmoid Activations" (2007.14191)
     """
 
     def __init__(
@@ -72,6 +74,15 @@ class Cnn(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = image_shape
+        if activation == "tanh" and channels > 1:
+            pairs, before = nn.Sequential(), channels
+            for size in (32, 64, 128):
+                pairs.extend([nn.Conv2d(before, size, 3, padding=1), nn.Tanh()])
+                pairs.extend([nn.Conv2d(size, size, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)])
+                before = size
+            hidden = nn.Linear(128 * (height // 8) * (width // 8), 128)
+            self.layers = pairs.extend([nn.Flatten(), hidden, nn.Tanh(), nn.Linear(128, classes)])
+            return
         if activation == "tanh":
             left = [((side - 2) // 2 - 4) // 2 for side in (height, width)]
             self.layers = nn.Sequential(
