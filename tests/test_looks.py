@@ -6,13 +6,13 @@ import io
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
-from niss.charts import cut_range, marked
-from niss.figures import line_options, png
+from niss.charts import Curves, Series, Strip, cut_range, marked
+from niss.figures import png
 from niss.methods import METHODS, look_of
-from niss.methods.look import BLUE, INK, SERIES, SKY, distinct
+from niss.methods.look import BLUE, INK, SERIES, SKY, Look, distinct
+from niss.svg import chart_svg, sheet
 
 
 def test_every_method_has_a_colour_and_a_marker_of_its_own():
@@ -28,7 +28,10 @@ def test_whoever_protects_nobody_is_dotted_hollow_and_named():
         assert look_of(name, protected=False).hollow
     assert look_of("niss").colour == BLUE
     assert look_of("niss", protected=False).colour == SKY
-    assert line_options(look_of("fedavg"))["markerfacecolor"] == "white"
+    hollow, full = (curve(look_of(name)) for name in ("fedavg", "niss"))
+    assert 'd="M' in hollow
+    assert 'fill="var(--paper' in hollow.partition('class="bands"')[0]
+    assert 'fill="var(--paper' not in full.partition('class="bands"')[0]
     assert marked("fedavg", protected=False) == "fedavg (unprotected)"
     assert marked("niss", protected=True) == "niss"
 
@@ -61,24 +64,44 @@ def test_an_axis_is_cut_to_where_curves_differ(curves, low, below):
     assert (found[0], found[2]) == (low, below)
 
 
+def curve(look: Look) -> str:
+    return str(chart_svg(chart(look)))
+
+
+def chart(look: Look) -> Curves:
+    """A curve with its marks, a band beside it, and a named line across."""
+    line = Series("one", look, [(0.0, 0.0), (1.0, 1.0)], marks=True)
+    band = Series("band", Look(INK, ""), [(0.0, 0.5), (1.0, 0.5)], spread=[(0.0, 0.2), (0.0, 0.4)])
+    words = {"title": "t", "across": "x", "up": "y"}
+    return Curves(**words, series=[line, band], levels={"a line with its name": 0.7})
+
+
 def drawn(*, dark: bool) -> np.ndarray:
-    figure = Figure(figsize=(2, 2))
-    axes = figure.add_subplot()
-    axes.set_title("words")
-    axes.plot([0, 1], [0, 1], **line_options(look_of("niss"), width=6))
-    axes.text(0.1, 0.8, "boxed", bbox={"facecolor": "white", "edgecolor": "none"})
-    axes.fill_between([0, 1], [0, 0], [0, 1], color=INK, alpha=0.5)
-    return np.asarray(Image.open(io.BytesIO(png(figure, dark=dark))).convert("RGBA"))
+    content = png(sheet([chart(look_of("niss"))]), dark=dark)
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGBA"))
 
 
 def test_dark_figures_are_light_on_nothing():
     light, dark = drawn(dark=False), drawn(dark=True)
+    assert light.shape == dark.shape
     assert light[..., 3].min() == 255
     assert tuple(light[0, 0]) == (255, 255, 255, 255)
     assert dark[0, 0, 3] == 0
     opaque = dark[dark[..., 3] > 250][:, :3]
     assert len(opaque) > 100
-    # No white box behind words, and no ink: apart from the boxes all that is drawn is brighter than the page.
+    # No white around words, and no ink: apart from the page's own ground all that is drawn is brighter than it.
     assert not (opaque == 255).all(axis=1).any()
     inked = opaque[(opaque != (0x16, 0x17, 0x1A)).any(axis=1)]
-    assert np.percentile(inked.sum(axis=1), 2) > 3 * 60
+    assert np.percentile(inked.sum(axis=1), 2) > 3 * 50
+
+
+def test_a_sheet_shows_recovered_pictures_as_they_are():
+    """Pixel for pixel, in grey and in colour; what is beyond black and white is cut."""
+    grey, colour = np.full((1, 2, 2), 2.0), np.zeros((3, 2, 2))
+    colour[0] = 1.0
+    strips = [Strip("grey, cut", [("white", grey)], note="a note"), Strip("colour", [("red", colour)])]
+    text = sheet([], strips)
+    assert all(f">{words}<" in text for words in ("grey,", "cut", "a note", "white", "colour", "red"))
+    pixels = np.asarray(Image.open(io.BytesIO(png(text, dark=True))).convert("RGBA")).reshape(-1, 4).tolist()
+    for shown in ([255, 255, 255, 255], [255, 0, 0, 255]):
+        assert pixels.count(shown) > 20_000

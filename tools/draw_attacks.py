@@ -12,8 +12,9 @@ from pathlib import Path
 
 from niss.attacks import load_experiment
 from niss.attacks.experiment import drawn
-from niss.figures import draw_sheet, png
+from niss.figures import png
 from niss.files import write_output
+from niss.svg import sheet
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # The figure, the attack, and its settings where they are not the defaults.
@@ -37,7 +38,7 @@ def main() -> None:
         experiment.run(findings, lambda *_: None)
         for dark in (False, True):
             path = IMAGES / f"attack-{name}{'-dark' if dark else ''}.png"
-            picture = png(draw_sheet(*drawn(experiment, findings)), dark=dark)
+            picture = png(sheet(*drawn(experiment, findings)), dark=dark)
             print(write_output(path, picture), flush=True)
 
 

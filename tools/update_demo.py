@@ -9,11 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from niss.figures import draw_sheet, png
+from niss.figures import png
 from niss.files import write_output
 from niss.report import read_report_input, summary_rows
 from niss.report.run_charts import accuracy_chart
 from niss.runs.folder import ReportInput
+from niss.svg import sheet
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- table: demo -->\n", "<!-- end -->"
@@ -37,7 +38,7 @@ def draw_accuracy(report: ReportInput, name: str) -> None:
     chart = replace(accuracy_chart(report), least=0.0, most=1.0)
     for dark in (False, True):
         path = ROOT / "docs" / "images" / f"{name}-accuracy{'-dark' if dark else ''}.png"
-        write_output(path, png(draw_sheet([chart], []), dark=dark))
+        write_output(path, png(sheet([chart]), dark=dark))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.tables import at_epsilon, leaks_in_order
 from experiments.reproduce.text import FIGURES, figure_name, write_stamps
 from niss.charts import Chart, Curves, Series, Strip, cut_range, marked, points, shown
-from niss.figures import draw_sheet, png
+from niss.figures import png
 from niss.files import SHARED, write_atomically
 from niss.methods import METHODS, look_of
 from niss.methods.look import (
@@ -48,6 +49,7 @@ from niss.methods.look import (
     Look,
     distinct,
 )
+from niss.svg import sheet
 
 _HELD_AT = 3.0
 _ACCURACY, _PROMISED = "Test accuracy, %", "ε promised"
@@ -361,8 +363,8 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
 
     Figure 4 shows recovered pictures, which are kept beside its results; what a run left in `work` is newer.
     """
-    figures = {
-        name: draw_sheet(charts, (), keys_once=True)
+    sheets = {
+        name: sheet(charts, keys_once=True)
         for name, charts_of in CHARTS.items()
         if (charts := shown(charts_of(read_results(folder, FIGURES[name][0]))))
     }
@@ -370,13 +372,11 @@ def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
         if work is not None:
             keep_shown(leaks, work, folder)
         if strips := recovered_strips(leaks, folder):
-            figures[design.FIGURE_4] = draw_sheet(shown(_losses(leaks)), strips, keys_once=True)
+            sheets[design.FIGURE_4] = sheet(shown(_losses(leaks)), strips, keys_once=True)
     written = []
-    for name, figure in figures.items():
-        # The dark one changes the figure, so it comes second.
-        for dark in (False, True):
-            path = folder / figure_name(name, dark=dark)
-            write_atomically(path, png(figure, dark=dark), mode=SHARED)
-            written.append(path)
+    for name, dark in product(sheets, (False, True)):
+        path = folder / figure_name(name, dark=dark)
+        write_atomically(path, png(sheets[name], dark=dark), mode=SHARED)
+        written.append(path)
     write_stamps(folder)
     return written

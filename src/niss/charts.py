@@ -1,6 +1,6 @@
 """A chart as a value: what a run, a plan or an attack returns and `attack.json` keeps.
 
-`niss.report.svg` draws it for pages, `niss.figures` as a picture. Nothing here loads matplotlib. Curves that belong to
+`niss.svg` draws it, and `niss.figures` makes a picture of that. Nothing here loads matplotlib. Curves that belong to
 a method have its look (`niss.methods.look_of`), others that of their number.
 """
 
@@ -24,8 +24,6 @@ Item = TypeVar("Item")
 # Of curves that are told apart by their number alone.
 LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# What a chart that was read from a file may ask matplotlib for.
-_KNOWN_MARKERS = (*MARKERS, "", "d", "h", "H", "8", "X", "p", "<", ">", "*", "|")
 # Of a number in such a file: beyond it, differences are no numbers any more.
 _LARGEST = 1e100
 
@@ -114,6 +112,10 @@ class Curves:
         last = f"  {self.written(one.points[-1][1])}" + (" ↓" if below else "")
         return short(one.name, 44) + (last if self.ends else "")
 
+    def place(self, value: float) -> str:
+        """A place on the x axis, as a card is headed with it."""
+        return f"{self.head} {self.ticks[int(value)] if self.ticks else f'{value:.4g}'}".strip()
+
     def legend(self) -> list[Key]:
         """Each name once; where curves are to be named at their ends, the one that ends highest first."""
         ranked = sorted(self.series, key=lambda one: -one.points[-1][1]) if self.ends else self.series
@@ -159,6 +161,12 @@ class Rows:
             for name, mark in reversed(marks.items())
         ]
         return keys + ([Key(self.level[0], Look(INK, "", DASHED), "line")] if self.level is not None else [])
+
+    def read(self, number: int) -> list[str]:
+        """A row as it is read off, under its name."""
+        name, marks = self.rows[number]
+        lines = [f"{mark.name}: {mark.text}" for mark in marks]
+        return [short(name, 40), *(lines or self.notes[number : number + 1])]
 
     def range(self) -> tuple[float, float]:
         """The ends of the axis: from 0 to a little more than the largest mark, or the decades around them."""
@@ -348,6 +356,19 @@ def shown(charts: Iterable[Chart]) -> list[Chart]:
     return found
 
 
+def describe(chart: Chart) -> str:
+    """The chart in words, for those who do not see it."""
+    if isinstance(chart, Rows):
+        said = [", ".join(chart.read(number)) for number in range(len(chart.rows))]
+    elif not chart.series:
+        said = [chart.empty]
+    else:
+        ends = {one.name: one.points[-1] for one in chart.series if not one.thin}
+        said = [f"{name} ends at {chart.written(y)} ({chart.place(x)})" for name, (x, y) in ends.items()]
+        said += [f"{name}: {chart.written(level)}" for name, level in chart.levels.items()]
+    return f"{chart.title}. {'; '.join(said)}.".replace("\n", " ")
+
+
 def charts_to_json(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     """Charts as JSON can hold them."""
     return [asdict(chart) for chart in charts]
@@ -371,13 +392,12 @@ def charts_from_json(values: Any) -> list[Chart]:
 
 
 def _trusted(chart: Chart) -> Chart:
-    """The chart with looks that matplotlib knows."""
+    """The chart with looks that can be drawn."""
 
     def known(look: Look) -> Look:
-        fine = look.colour in (*SERIES, INK, QUIET) and look.marker in _KNOWN_MARKERS
-        dashes = look.line if isinstance(look.line, str) else look.line[1]
-        lines = dashes in LINES if isinstance(dashes, str) else all(0.0 < one < 100.0 for one in dashes)
-        return look if fine and lines else Look(QUIET, "o")
+        dashes = () if isinstance(look.line, str) else look.line[1]
+        fine = look.colour in (*SERIES, INK, QUIET) and all(0.0 < one < 100.0 for one in dashes)
+        return look if fine else Look(QUIET, "o")
 
     if isinstance(chart, Curves):
         return replace(chart, series=[replace(one, look=known(one.look)) for one in chart.series])

@@ -19,7 +19,7 @@ from niss.attacks.experiment import Findings
 from niss.charts import Chart, Curves, Rows, charts_from_json, charts_to_json, shown
 from niss.claims import rounded_up
 from niss.errors import ConfigError
-from niss.figures import draw_sheet
+from niss.figures import png
 from niss.files import to_json
 from niss.mechanism import Slots, gdp_epsilon
 from niss.methods import METHODS
@@ -27,8 +27,8 @@ from niss.methods.look import SERIES
 from niss.report import read_report_input
 from niss.report.ledger import MOST_LINES, MOST_ROUNDS, client_rows, read_spending, spending
 from niss.report.run_charts import accuracy_chart, ledger_charts, noise_chart, save_charts, spending_charts
-from niss.report.svg import MOST_BANDS, NARROW, WIDE, chart_svg
 from niss.runs.folder import ReportInput
+from niss.svg import MOST_BANDS, NARROW, WIDE, chart_svg, sheet
 from report.conftest import add_ledger, text_of, write_attack
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -70,7 +70,7 @@ def test_a_drawing_is_named_themed_and_the_same_each_time(
 
 
 def test_every_colour_has_its_place_in_both_themes() -> None:
-    style = files("niss.report").joinpath("theme.css").read_text()
+    style = files("niss").joinpath("theme.css").read_text()
     for number, colour in enumerate(SERIES, start=1):
         assert f"--series-{number}: {colour};" in style
     assert {method.look.colour for method in METHODS.values() if method.private} <= set(SERIES)
@@ -485,7 +485,7 @@ def test_a_damaged_file_has_its_picture_and_the_charts_that_can_be_drawn(
     found = charts_from_json(damage)
     assert len(found) == left
     for chart in found:
-        draw_sheet([chart], [])
+        assert png(sheet([chart]))
     folder = write_attack(tmp_path / "a", charts=damage)
     text = text_of(folder)
     assert "data:image/png" in text

@@ -20,9 +20,9 @@ from niss.data.catalog import CATALOG, spec_named
 from niss.learning.models import accepts
 from niss.methods import METHODS
 from niss.methods.look import SERIES
-from niss.report.svg import MOST_BANDS
 from niss.settings import described
 from niss.simulation.inputs import sample_spec
+from niss.svg import MOST_BANDS
 from niss.ui import app as ui_app
 from niss.ui.pages import digits, duration
 from ui.conftest import cli_plan, get, play_round, serving, write_run

@@ -284,13 +284,11 @@ def write_results(experiment: Experiment, findings: Findings, folder: Path) -> N
     findings.charts, findings.strips = drawn(experiment, findings)
     write_json(folder / RESULT_FILE, findings.to_json(), mode=SHARED)
     if findings.charts or findings.strips:
-        from niss.figures import draw_sheet, png
+        from niss.figures import png
+        from niss.svg import sheet
 
-        write_atomically(
-            folder / FIGURE_FILE,
-            png(draw_sheet(findings.charts, findings.strips)),
-            mode=SHARED,
-        )
+        picture = png(sheet(findings.charts, findings.strips))
+        write_atomically(folder / FIGURE_FILE, picture, mode=SHARED)
 
 
 def drawn(experiment: Experiment, findings: Findings) -> tuple[list[Chart], list[Strip]]:

@@ -19,9 +19,9 @@ from niss.claims import printed_claim, rounded_up
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
 from niss.report.summary import SummaryTable
-from niss.report.svg import in_two_widths
 from niss.runs.folder import ReportInput, read_object
 from niss.runs.privacy import NOT_APPLICABLE
+from niss.svg import in_two_widths
 
 # So many attacks are shown in the report on a run, with pictures of at most so many bytes each, since they become part
 # of the page.

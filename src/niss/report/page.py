@@ -38,10 +38,10 @@ from niss.report.summary import (
     settings_of,
     summary_rows,
 )
-from niss.report.svg import in_two_widths
 from niss.report.templates import render
 from niss.runs.folder import MethodResult, ReportInput, read_object, read_report_input
 from niss.runs.privacy import NOT_APPLICABLE, PromiseInWords, format_epsilon, promise_of
+from niss.svg import in_two_widths
 
 # The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -82,8 +82,8 @@ def _default_place(folders: list[Path]) -> Path:
 
 def render_page(*reports: Source) -> str:
     """The page on one report, or on several with an overview at its head, as a whole HTML document."""
-    sheets = ("theme.css", "style.css")
-    style = "".join((files("niss.report") / name).read_text(encoding="utf-8") for name in sheets)
+    sheets = files("niss") / "theme.css", files("niss.report") / "style.css"
+    style = "".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
     if len(reports) == 1:
         title, body = reports[0].title, _body(reports[0], level=1)
     else:

@@ -51,18 +51,18 @@ _NOTICEABLY_MORE = 1.25
 
 def save_charts(path: Path, charts: Sequence[Chart]) -> Path:
     """Draw into a .png or .svg file, by its extension, and return `path`; `ConfigError` for any other."""
+    from niss.svg import sheet
+
     kind = path.suffix.lower()
     if kind == ".svg":
-        from niss.report.svg import file_svg
-
-        return write_output(path, file_svg(charts).encode())
+        return write_output(path, sheet(charts).encode())
     if kind != ".png":
         raise ConfigError(
             f"{path.name!r} ends in neither .png nor .svg", field="--plot", hint="for example chart.png"
         )
-    from niss.figures import draw_sheet, png
+    from niss.figures import png
 
-    return write_output(path, png(draw_sheet(charts, [])))
+    return write_output(path, png(sheet(charts)))
 
 
 def accuracy_chart(report: ReportInput) -> Curves:

@@ -103,7 +103,7 @@ def _serve_files(app: FastAPI) -> None:
     """The pages and assets of the package, by exact name: read once, so no path is ever made from a request."""
     contents = {
         entry.name: entry.read_bytes()
-        for entry in ((files("niss.report") / "theme.css"), *(files("niss.ui") / "assets").iterdir())
+        for entry in ((files("niss") / "theme.css"), *(files("niss.ui") / "assets").iterdir())
         if Path(entry.name).suffix in _KINDS
     }
     for path, name in _PAGES.items():

@@ -20,11 +20,11 @@ from niss.accounting import PlanQuestion
 from niss.claims import printed_claim
 from niss.errors import ConfigError
 from niss.report.run_charts import plan_chart
-from niss.report.svg import in_two_widths
 from niss.report.templates import environment
 from niss.settings import described
 from niss.simulation.config import settings_of_plan
 from niss.simulation.sections import MethodConfig
+from niss.svg import in_two_widths
 from niss.version import __version__
 
 # A longer carried run takes seconds, which is no longer "at once".

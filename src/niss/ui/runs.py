@@ -23,8 +23,8 @@ from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
 from niss.report.run_charts import accuracy_chart
 from niss.report.summary import settings_of
-from niss.report.svg import in_two_widths
 from niss.runs.folder import MethodResult, ReportInput, read_report_input
+from niss.svg import in_two_widths
 from niss.ui.pages import duration
 
 # How many folders deep a run may lie below the root, and what tells its folder from any other.

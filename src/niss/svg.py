@@ -2,14 +2,17 @@
 
 A drawing is text made here alone, from a `niss.charts.Chart`: no script, no style sheet and no id is in it, so that
 any number of drawings fit into one page, also into one that allows no inline styles. Whatever a chart says is escaped.
-Widths of texts are only estimated, since they are set in whatever sans-serif the reader has. Beyond a page, as a file,
-the colours are those of a light one. Nothing here loads matplotlib.
+Widths of texts are only estimated, since they are set in whatever sans-serif the reader has. Beyond a page, on a
+`sheet` of its own, the colours are those of a light one; `niss.figures` makes a picture of it. Only a sheet with
+recovered pictures on it loads matplotlib, to encode them.
 """
 
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 
 from markupsafe import Markup, escape
 
@@ -20,7 +23,9 @@ from niss.charts import (
     Key,
     Rows,
     Series,
+    Strip,
     axis_ends,
+    describe,
     evenly_spaced,
     log_tick,
     short,
@@ -28,9 +33,11 @@ from niss.charts import (
 )
 from niss.methods.look import DASHED, INK, QUIET, RULE, SERIES, Look
 
-# In pixels of the page; for a phone a chart is drawn narrower, in letters as large.
-WIDE, NARROW = 730.0, 350.0
+# In pixels of the page; for a phone a chart is drawn narrower, in letters as large. A sheet of several is broader.
+WIDE, NARROW, SHEET = 730.0, 350.0, 928.0
 _FONT, _LETTER, _LINE = 12.5, 6.7, 18.0
+# Around a sheet.
+_MARGIN = 8.0
 # Beside names at the ends of curves the axes must stay so wide.
 _LEAST_AXES = 260.0
 # More bands than pixels help nobody; of a longer run, evenly spaced places can be read off.
@@ -69,19 +76,70 @@ def in_two_widths(*charts: Chart) -> Markup:
     return drawings
 
 
-def file_svg(charts: Sequence[Chart]) -> str:
-    """A document of its own with the charts one below the other, each under its title."""
-    parts, top = [], 0.0
-    for chart in charts:
-        title = _words(0.0, top + _LINE, chart.title, font_weight="600") if len(charts) > 1 else Markup("")
-        top += 1.6 * _LINE if title else 0.0
-        content, height = _drawn(chart, WIDE, keyed=True)
-        parts += [title, _tag("g", content, transform=f"translate(0 {top:.1f})")]
-        top += height
-    # Cards are for pages, whose style sheet shows them under the pointer.
-    style = Markup("<style>.bands { display: none }</style>")
+def sheet(charts: Sequence[Chart], strips: Sequence[Strip] = (), *, keys_once: bool = False) -> str:
+    """A document of its own: pictures above, charts below, side by side and each under its title where there are more.
+
+    keys_once  all keys stand together at the foot, and of more than eight charts three are side by side
+    """
+    columns = min(len(charts), 3 if keys_once and len(charts) > 8 else 2) or 1
+    width = WIDE if columns == 1 else SHEET
+    parts, top = [Markup("<style>.bands { display: none }</style>")], _MARGIN  # Cards are for pages.
+
+    def put(content: Markup, left: float, height: float) -> float:
+        at = f"translate({left + _MARGIN:.1f} {height:.1f})"
+        parts.append(_tag("g", content, transform=at, font_size=_FONT))
+        return height
+
+    for strip in strips:
+        content, height = _draw_strip(strip, width)
+        top = put(content, 0.0, top) + height
+    for start in range(0, len(charts), columns):
+        row = charts[start : start + columns]
+        lines = max(one.title.count("\n") + 1 for one in row) if keys_once or len(charts) > 1 else 0
+        heights = []
+        for number, chart in enumerate(row):
+            left = number * width / columns
+            title = [
+                _words(0.0, _LINE * place, line) for place, line in enumerate(chart.title.split("\n"), 1)
+            ]
+            put(Markup("").join(title[:lines]), left, top)
+            content, height = _drawn(chart, width / columns - 14.0 * (columns > 1), keyed=not keys_once)
+            put(content, left, top + _LINE * (lines + 0.5))
+            heights.append(height)
+        top += max(heights) + _LINE * (lines + 1.0)
+    if keys_once:
+        content, height = _draw_keys([key for chart in charts for key in chart.legend()], width, 10.0)
+        top = put(content, 0.0, top) + height
+    width, height = width + 2 * _MARGIN, top + _MARGIN
     space = {"xmlns": "http://www.w3.org/2000/svg", "color": INK, "font_family": "sans-serif"}
-    return str(_tag("svg", style, *parts, viewBox=_box(WIDE, top), width=WIDE, height=top, **space))
+    return str(_tag("svg", *parts, viewBox=_box(width, height), width=width, height=height, **space))
+
+
+def _draw_strip(strip: Strip, width: float) -> tuple[Markup, float]:
+    """Its name and note at the left, over two lines where the name has a comma, and its pictures beside it."""
+    from matplotlib.image import imsave
+
+    left, captions = 132.0, [caption.split("\n") for caption, _ in strip.pictures]
+    side, above = (
+        min(110.0, (width - left) / max(len(captions), 1)),
+        15.0 * max(map(len, captions), default=1),
+    )
+    words = [(line, INK) for line in strip.name.replace(", ", ",\n").split("\n")] + [(strip.note, QUIET)]
+    middle, parts = above + side / 2 - 9.0 * len(words) + _LINE, []
+    for number, (line, colour) in enumerate(words):
+        height = middle + _LINE * number
+        parts.append(_words(left - 10.0, height, line, text_anchor="end", fill=THEME[colour]))
+    for number, (lines, (_, pixels)) in enumerate(zip(captions, strip.pictures, strict=True)):
+        x, file = left + number * side, BytesIO()
+        for back, line in enumerate(reversed(lines)):
+            at = x + side / 2 - 3.0, above - 1.0 - 14.0 * back
+            parts.append(_words(*at, line, text_anchor="middle", font_size=11.5))
+        cut = pixels.clip(0.0, 1.0).transpose(1, 2, 0)
+        imsave(file, (cut if cut.shape[2] == 3 else cut.repeat(3, 2)).astype(float), format="png")
+        place = {"x": x, "y": above + 4.0, "width": side - 6.0, "height": side - 6.0}
+        data = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+        parts.append(_tag("image", href=data, image_rendering="pixelated", **place))
+    return Markup("").join(parts), above + side + 8.0
 
 
 def chart_svg(chart: Chart, width: float = WIDE, *, keyed: bool = True) -> Markup:
@@ -89,21 +147,6 @@ def chart_svg(chart: Chart, width: float = WIDE, *, keyed: bool = True) -> Marku
     content, height = _drawn(chart, width, keyed=keyed)
     name = _tag("title", escape(chart.title))
     return _tag("svg", name, content, viewBox=_box(width, height), role="img", aria_label=describe(chart))
-
-
-def describe(chart: Chart) -> str:
-    """The chart in words, for those who do not see it."""
-    if isinstance(chart, Rows):
-        said = [", ".join(_lines(chart, number)) for number in range(len(chart.rows))]
-    elif not chart.series:
-        said = [chart.empty]
-    else:
-        said = [
-            f"{one.name} ends at {chart.written(one.points[-1][1])} ({_head(chart, one.points[-1][0])})"
-            for one in chart.series
-            if not one.thin
-        ] + [f"{name}: {chart.written(level)}" for name, level in chart.levels.items()]
-    return f"{chart.title}. {'; '.join(said)}.".replace("\n", " ")
 
 
 def _drawn(chart: Chart, width: float, *, keyed: bool) -> tuple[Markup, float]:
@@ -128,7 +171,7 @@ def _draw_curves(chart: Curves, width: float) -> tuple[Markup, float, bool]:
     ends = axis_ends(heights, chart.least, chart.most, log="y" in chart.log)
     places = [x for x, _ in points] + list(chart.limits.values())
     across = axis_ends(places, chart.start, chart.end, log="x" in chart.log)
-    if chart.start is None and points and "x" not in chart.log:
+    if chart.start is None and points and not chart.ticks and "x" not in chart.log:
         across = (min(places), max(places)) if min(places) < max(places) else across
     top, tall = 10.0, 250.0 if width > NARROW else 200.0
     upright = Axis(*ends, top + tall, top, "y" in chart.log)
@@ -294,17 +337,11 @@ def _draw_rows(chart: Rows, width: float) -> tuple[Markup, float]:
             parts.append(_words(end + 7.0, y + 4.0, chart.notes[number]))
     bands = []
     for number in range(len(names)):
-        read, y = _lines(chart, number), top + tall * number
+        read, y = chart.read(number), top + tall * number
         wide, high = _size(read)
         corner = (max(left, width - wide - 4.0), min(y + tall + 2.0, bottom + 40.0 - high))
         bands.append(_band((0.0, y, width, tall), corner, read))
     return Markup("").join([*parts, _tag("g", *bands, class_="bands")]), below + 8.0
-
-
-def _lines(chart: Rows, number: int) -> list[str]:
-    name, marks = chart.rows[number]
-    read = [f"{mark.name}: {mark.text}" for mark in marks]
-    return [short(name, 40), *(read or chart.notes[number : number + 1])]
 
 
 def _bands(chart: Curves, sideways: Axis, upright: Axis, width: float) -> Markup:
@@ -330,7 +367,7 @@ def _bands(chart: Curves, sideways: Axis, upright: Axis, width: float) -> Markup
         start = max(sideways.start, (before + x) / 2)
         end = max(start + 1.0, min(sideways.end + 8.0, (x + after) / 2))
         read = sorted(found[number], key=lambda item: -item[0])
-        lines = [_head(chart, number), *(f"{chart.written(y)}  {short(one.name, 34)}" for y, one in read)]
+        lines = [chart.place(number), *(f"{chart.written(y)}  {short(one.name, 34)}" for y, one in read)]
         colours = [_paint(one.look) for _, one in read]
         wide, tall = _size(lines)
         beside = x + 10.0 if x + 10.0 + wide < width else max(2.0, x - 10.0 - wide)
@@ -339,10 +376,6 @@ def _bands(chart: Curves, sideways: Axis, upright: Axis, width: float) -> Markup
         catch = (start, top, end - start, bottom - top)
         parts.append(_band(catch, at, lines, colours, _line(x, top, x, bottom, QUIET), *dots))
     return _tag("g", *parts, class_="bands")
-
-
-def _head(chart: Curves, place: float) -> str:
-    return f"{chart.head} {chart.ticks[int(place)] if chart.ticks else f'{place:.4g}'}".strip()
 
 
 def _size(lines: Sequence[str]) -> tuple[float, float]:
