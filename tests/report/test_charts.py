@@ -25,8 +25,8 @@ from niss.mechanism import Slots, gdp_epsilon
 from niss.methods import METHODS
 from niss.methods.look import SERIES
 from niss.report import read_report_input
-from niss.report.ledger import MOST_LINES, MOST_ROUNDS, client_rows, read_spending, spending
-from niss.report.run_charts import accuracy_chart, ledger_charts, noise_chart, save_charts, spending_charts
+from niss.report.ledger import MOST_LINES, MOST_ROUNDS, client_rows, read_spending, spending, spending_of
+from niss.report.run_charts import accuracy_chart, noise_chart, save_charts, spending_charts
 from niss.runs.folder import ReportInput
 from niss.svg import MOST_BANDS, NARROW, WIDE, chart_svg, sheet
 from report.conftest import add_ledger, text_of, write_attack
@@ -197,17 +197,21 @@ def test_a_ledger_of_records_counts_slots(tmp_path: Path) -> None:
 
 
 def test_the_curves_are_the_worst_off_and_the_median_client(tmp_path: Path) -> None:
-    (chart,) = ledger_charts([("niss", make(tmp_path))])
-    worst, median = chart.series
-    one, three, promised = (gdp_epsilon(mu, DELTA) for mu in (0.5, 0.5 * math.sqrt(3), 2.0))
-    assert [x for x, _ in worst.points] == [0, 1, 2, 4, 4.5]
-    assert worst.points[-1][1] == pytest.approx(three)
-    assert [y for _, y in median.points] == pytest.approx([0.0, one, one])
-    assert worst.name == f"worst-off (client 2): ε {rounded_up(three)} spent"
-    assert median.name == f"median (client 10): ε {rounded_up(one)} spent"
+    found = spending_of("niss", make(tmp_path))
+    assert found is not None
+    (chart,) = spending_charts([found])
+    one, two, three, promised = (gdp_epsilon(0.5 * part**0.5, DELTA) for part in (1, 2, 3, 16))
+    assert found.rounds == (0, 1, 2, 4)
+    curves = {curve.name: [y for _, y in curve.points] for curve in chart.series if not curve.thin}
+    assert curves["worst-off client"] == pytest.approx([0.0, one, two, three], rel=1e-6)
+    assert curves["median client"][-1] == pytest.approx(gdp_epsilon(0.5 * (1 + 2**0.5) / 2, DELTA), rel=1e-6)
+    assert [curve.points[-1][1] for curve in chart.series if curve.thin] == pytest.approx(
+        [0.0, two, three, one]
+    )
     ((claim, level),) = chart.levels.items()
-    assert claim.startswith("claim for client 2: ε")
+    assert claim == f"budget of {rounded_up(promised)}"
     assert level == pytest.approx(promised)
+    assert chart.title == f"niss: ε {rounded_up(three)} spent at most"
     assert (chart.across, chart.up) == ("Round", "ε spent (δ = 1e-05)")
     assert chart.step
     assert chart.most is not None
@@ -215,21 +219,22 @@ def test_the_curves_are_the_worst_off_and_the_median_client(tmp_path: Path) -> N
     assert chart.written(2.991) == "3.00", "what is read off is rounded up"
 
 
-def test_no_curve_without_a_finite_epsilon_or_from_a_heuristic(tmp_path: Path) -> None:
-    ledgers = [("fedavg", make(tmp_path, "fedavg", None)), ("paper", make(tmp_path, "paper", heuristic=True))]
-    for chart in ledger_charts(ledgers):
-        assert (chart.series, chart.levels) == ([], {})
-        assert chart.empty == "no finite ε: no guarantee"
-    assert all(row.epsilon_spent is None for row in client_rows(ledgers[1][1]))
+def test_no_curve_without_a_finite_epsilon_from_a_heuristic_or_of_nothing(tmp_path: Path) -> None:
+    heuristic = make(tmp_path, "paper", heuristic=True)
+    for ledger in (make(tmp_path, "fedavg", None), heuristic, LedgerFile.read(_empty(tmp_path))):
+        assert spending_of("x", ledger) is None
+    (chart,) = spending_charts([])
+    assert (chart.series, chart.empty) == ([], "no finite ε was spent")
+    assert all(row.epsilon_spent is None for row in client_rows(heuristic))
 
 
 def test_it_is_saved_by_extension_and_the_same_every_time(tmp_path: Path) -> None:
-    charts = ledger_charts([("$a_1$", make(tmp_path)), ("empty", LedgerFile.read(_empty(tmp_path)))])
+    charts = [*spending_charts([spending_of("$a_1$", make(tmp_path))]), *spending_charts([])]
     png = save_charts(tmp_path / "chart.PNG", charts).read_bytes()
     assert png.startswith(b"\x89PNG")
     svg = save_charts(tmp_path / "chart.svg", charts).read_text()
     assert "$a_1$" in svg
-    assert "nothing charged yet" in svg
+    assert "no finite ε was spent" in svg
     assert save_charts(tmp_path / "again.svg", charts).read_text() == svg
     ElementTree.fromstring(svg)
     with pytest.raises(ConfigError) as caught:

@@ -64,9 +64,11 @@ def account_command(options: AccountOptions) -> None:
             warn(f"{ledger.path}: the last line is incomplete (a crash, or a run in progress) and ignored")
     comparison = run.is_dir() and not (run / LEDGER).is_file()
     if options.plot is not None:
-        from niss.report.run_charts import ledger_charts, save_charts
+        from niss.report.ledger import spending_of
+        from niss.report.run_charts import save_charts, spending_charts
 
-        save_charts(options.plot, ledger_charts(list(ledgers.items())))
+        spent = [spending_of(label, ledger) for label, ledger in ledgers.items()]
+        save_charts(options.plot, spending_charts([one for one in spent if one is not None]))
     if options.csv is not None:
         write_output(options.csv, _as_csv(ledgers, client, comparison=comparison).encode())
     if options.as_json:

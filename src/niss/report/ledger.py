@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,7 +59,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """Epsilon spent by the clients of one method after each of `rounds`, at the delta of its ledger.
+    """Epsilon spent by the clients of one method after each of `rounds`, at the `delta` of its ledger.
 
     rounds               numbers of rounds, from 0 (nothing spent) to the last; at most `MOST_ROUNDS` of them
     least, median, most  over all clients, those that never took part included
@@ -67,6 +68,7 @@ class Spending:
     """
 
     label: str
+    delta: float
     rounds: tuple[int, ...]
     least: FloatArray
     median: FloatArray
@@ -142,35 +144,39 @@ def format_spent(amount: Amount) -> str:
 
 
 def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:
-    """The spending of every private method whose ledger holds finite charges, for drawing.
+    """What was spent by the clients of every private method, as far as that can be drawn.
 
     notes  a ledger whose chain does not verify is left out and named here
     """
-    spendings = []
+    found = []
     for method in report.methods:
         try:
-            ledger = _proving(method)
+            ledger = read_ledger(method)
         except PrivacyError as error:
             notes.append(f"The ledger of {method.label} cannot be trusted and was left out: {error.message}")
             continue
-        rounds, spent = _spent(ledger) if ledger is not None else ([], np.full((1, 1), math.inf))
-        if ledger is None or not np.all(np.isfinite(spent)):
-            continue
-        places = evenly_spaced(range(len(rounds) + 1), MOST_ROUNDS)
-        spent, epsilon = spent[:, places], _epsilons(ledger)
-        budgets = [budget for budget in map(ledger.budget, ledger.clients) if budget is not None]
-        spendings.append(
-            Spending(
-                label=method.label,
-                rounds=tuple([0, *rounds][place] for place in places),
-                least=epsilon(spent.min(axis=0)),
-                median=epsilon(np.median(spent, axis=0)),
-                most=epsilon(spent.max(axis=0)),
-                lines=tuple(map(epsilon, spent)) if len(spent) <= MOST_LINES else (),
-                budget=ledger.epsilon(max(budgets, key=_size)) if budgets else None,
-            )
-        )
-    return spendings
+        found.append(None if ledger is None else spending_of(method.label, ledger))
+    return [one for one in found if one is not None]
+
+
+def spending_of(label: str, ledger: LedgerFile) -> Spending | None:
+    """What the clients of a ledger have spent; None where nothing was charged, or the charges prove nothing."""
+    rounds, spent = _spent(ledger)
+    if is_heuristic(ledger) or not rounds or not np.all(np.isfinite(spent)):
+        return None
+    places = evenly_spaced(range(len(rounds) + 1), MOST_ROUNDS)
+    spent, epsilon = spent[:, places], _epsilons(ledger)
+    budgets = [budget for budget in map(ledger.budget, ledger.clients) if budget is not None]
+    return Spending(
+        label=label,
+        delta=ledger.header.delta,
+        rounds=tuple([0, *rounds][place] for place in places),
+        least=epsilon(spent.min(axis=0)),
+        median=epsilon(np.median(spent, axis=0)),
+        most=epsilon(spent.max(axis=0)),
+        lines=tuple(map(epsilon, spent)) if len(spent) <= MOST_LINES else (),
+        budget=ledger.epsilon(max(budgets, key=_size)) if budgets else None,
+    )
 
 
 def worst_spent(method: MethodResult) -> dict[int, float]:
@@ -178,11 +184,10 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
 
     Empty where nothing is guaranteed: no ledger, one that cannot be trusted, or one that rests on a heuristic.
     """
-    try:
-        ledger = _proving(method)
-    except PrivacyError:
-        return {}
-    if ledger is None:
+    ledger = None
+    with suppress(PrivacyError):
+        ledger = read_ledger(method)
+    if ledger is None or not ledger.entries or is_heuristic(ledger):
         return {}
     rounds, spent = _spent(ledger)
     most = spent.max(axis=0)[1:]
@@ -191,12 +196,6 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
     return {
         number: float(value) for number, value in zip(rounds, epsilons, strict=False) if math.isfinite(value)
     }
-
-
-def _proving(method: MethodResult) -> LedgerFile | None:
-    """The ledger of a method, where its charges prove something."""
-    ledger = read_ledger(method)
-    return ledger if ledger is not None and ledger.entries and not is_heuristic(ledger) else None
 
 
 def _spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:

@@ -119,7 +119,7 @@ def _body(report: Source, *, level: int) -> Markup:
         return render("attack.html.j2", level=level, report=report, byline=_byline(report, "Attack", None))
     notes: list[str] = []
     # These two may add notes, which stand at the head of the page.
-    spent = spending_charts(read_spending(report, notes))
+    spent = read_spending(report, notes)
     attacks = find_attacks(report, notes)
     promises = [one for one in map(promise_of, report.methods) if one is not None]
     return render(
@@ -136,7 +136,7 @@ def _body(report: Source, *, level: int) -> Markup:
         results=summary_rows(report),
         words=WORDS,
         trusting=_trusting(report.methods),
-        spending_svg=in_two_widths(*spent) if spent else None,
+        spending_svg=in_two_widths(*spending_charts(spent)) if spent else None,
         released_only=[method.label for method in report.methods if method.trusts_the_server],
         graph=draw_round_graph(graph) if (graph := find_round_graph(report)) else None,
         views_differ=_views_differ(report),

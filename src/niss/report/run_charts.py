@@ -24,7 +24,6 @@ from niss.report.summary import format_variance
 from niss.runs.folder import MethodResult, ReportInput, looks
 
 if TYPE_CHECKING:
-    from niss.accounting import LedgerFile
     from niss.report.ledger import Spending
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
@@ -141,8 +140,12 @@ def spending_charts(spendings: Sequence[Spending]) -> list[Curves]:
     """Epsilon of the clients over the rounds, a chart for each method, all on the same axes.
 
     Few clients have a line each; of many the spread between least and most is filled. Median and most are taken in each
-    round by itself, so they need not follow one client.
+    round by itself, so they need not follow one client. Without a method there is one chart, which says so.
     """
+    if not spendings:
+        return [
+            Curves(title="Epsilon spent", up="ε spent", series=[], empty="no finite ε was spent", **_STEPS)
+        ]
     highest = max((max(float(one.most[-1]), one.budget or 0.0) for one in spendings), default=1.0)
     last = max((one.rounds[-1] for one in spendings), default=1)
     charts = []
@@ -160,55 +163,11 @@ def spending_charts(spendings: Sequence[Spending]) -> list[Curves]:
         charts.append(
             Curves(
                 title=f"{short(one.label)}: ε {rounded_up(float(one.most[-1]))} spent at most",
-                up="ε spent",
+                up=f"ε spent (δ = {one.delta:g})",
                 series=series,
                 levels={} if one.budget is None else {f"budget of {rounded_up(one.budget)}": one.budget},
                 most=1.15 * highest or 1.0,
                 end=float(last),
-                **_STEPS,
-            )
-        )
-    return charts
-
-
-def ledger_charts(ledgers: Sequence[tuple[str, LedgerFile]]) -> list[Curves]:
-    """Of each (label, ledger) the worst-off and the median client, below the claim of the worst-off.
-
-    The median client is the one in the middle of all, sorted by what they spent, so both curves are those of real
-    clients. Where there is nothing to draw, the chart says why.
-    """
-    from niss.report.ledger import client_rows, spending
-
-    last = max((entry.round for _, ledger in ledgers for entry in ledger.entries), default=0)
-    # Half a round more, so that the step of the last round is seen.
-    end = max(last, 1) + 0.5
-    charts = []
-    for label, ledger in ledgers:
-        rows = client_rows(ledger)
-        series, levels = [], {}
-        # The worst-off client, the first, must have spent a finite epsilon.
-        if rows and rows[0].participations > 0 and rows[0].epsilon_spent is not None:
-            for row, name, look in (
-                (rows[0], "worst-off", _WORST),
-                (rows[len(rows) // 2], "median", _MEDIAN),
-            ):
-                steps = spending(ledger, row.client)
-                rounds = [0.0, *(step[0] for step in steps), end]
-                values = [0.0, *(step[3] or 0.0 for step in steps), row.epsilon_spent or 0.0]
-                key = f"{name} (client {short(row.client, 12)}): ε {rounded_up(values[-1])} spent"
-                series.append(Series(key, look, points(rounds, values)))
-            if (claim := rows[0].epsilon_claim) is not None:
-                levels[f"claim for client {short(rows[0].client, 12)}: ε {rounded_up(claim)}"] = claim
-        highest = max([*levels.values(), *(y for one in series for _, y in one.points)], default=1.0)
-        charts.append(
-            Curves(
-                title=short(label, 40),
-                up=f"ε spent (δ = {ledger.header.delta:g})",
-                series=series,
-                levels=levels,
-                most=1.12 * highest or 1.0,
-                end=end,
-                empty="no finite ε: no guarantee" if ledger.entries else "nothing charged yet",
                 **_STEPS,
             )
         )
