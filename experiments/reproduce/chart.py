@@ -9,32 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.reproduce import design
 from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
 from experiments.reproduce.recompute import CarriedNoise, FloatArray, banded_noise
 from experiments.reproduce.results import (
+    ORIGINAL,
     Attempt,
     Cell,
     Leaks,
     Result,
-    pictures_path,
+    kept_pictures,
     read_results,
     select,
     spread,
 )
 from experiments.reproduce.sensitivity import NBAFL
-from experiments.reproduce.tables import at_epsilon, leaks_in_order
+from experiments.reproduce.tables import as_listed, at_epsilon, leaks_in_order
 from experiments.reproduce.text import FIGURES, figure_name, write_stamps
 from niss.charts import Chart, Curves, Series, Strip, cut_range, marked, points, shown
 from niss.figures import png
-from niss.files import SHARED, write_atomically
+from niss.files import write_output
 from niss.methods import METHODS, look_of
 from niss.methods.look import (
     BLUE,
@@ -162,12 +161,7 @@ def _rivals(results: Mapping[str, Result]) -> list[Chart]:
 
 def _datasets(results: Mapping[str, Result]) -> list[Chart]:
     """The same for other models and data, with what the most frequent label is worth."""
-    names = [
-        name
-        for name in (*design.MODELLED, *sorted(results.keys() - design.MODELLED.keys()))
-        if name in results
-    ]
-    return _over_epsilon((results[name] for name in names), _PLAIN.values())
+    return _over_epsilon(as_listed(results), _PLAIN.values())
 
 
 def _noise(results: Mapping[str, Result]) -> list[Chart]:
@@ -204,16 +198,10 @@ def noise_in_model(result: Result, cell: Cell) -> FloatArray:
     return np.asarray(carried * np.arange(1.0, rounds + 1.0))
 
 
-def _panels(results: Mapping[str, Result]) -> list[design.Panel]:
-    """As the paper has them; others behind."""
-    known = [panel for panel in design.PANELS if panel.name in results]
-    return [*known, *map(design.find_panel, sorted(results.keys() - {panel.name for panel in known}))]
-
-
 def _figure_3(results: Mapping[str, Result]) -> list[Chart]:
     """The eight panels: mean over seeds, band from worst to best."""
     charts: list[Chart] = []
-    for panel in _panels(results):
+    for panel in design.panels_in(results):
         result = results[panel.name]
         series = [
             _band(_X_NAMES.get(x, f"X = {x:g}"), look, cells)
@@ -236,7 +224,7 @@ def _band(name: str, look: Look, cells: Sequence[Cell]) -> Series:
 def _gaps(results: Mapping[str, Result]) -> list[Chart]:
     """The gap between X = 0 and X = 1 over rounds in the eight panels, with the range that the paper gives."""
     charts: list[Chart] = []
-    for panel in _panels(results):
+    for panel in design.panels_in(results):
         gaps = {
             at: (100 * one.mean, 100 * one.deviation) for at, one in gap_by_round(results[panel.name]).items()
         }
@@ -273,38 +261,6 @@ _TITLES = {
     "client-niss-joint": "ε = 3: NISS,\nτ = 0,\nall uploads",
     "client-niss-calibrated": "ε = 3: NISS\ncalibrated,\nall uploads",
 }
-ORIGINAL = "original"
-"""The victim's own picture among those that are kept."""
-
-
-def kept_pictures(folder: Path, name: str) -> dict[str, NDArray[np.uint8]]:
-    """The pictures of Figure 4 that lie beside its results: `ORIGINAL`, and by cell what was recovered."""
-    path = folder / design.FIGURE_4 / f"{name}.npz"
-    if not path.exists():
-        return {}
-    with np.load(path) as kept:
-        return dict(kept)
-
-
-def write_kept(folder: Path, name: str, pictures: Mapping[str, NDArray[np.uint8]]) -> None:
-    """Write them, whole or not at all."""
-    content = BytesIO()
-    np.savez_compressed(content, **pictures)  # type: ignore[arg-type]
-    write_atomically(folder / design.FIGURE_4 / f"{name}.npz", content.getvalue(), mode=SHARED)
-
-
-def keep_shown(leaks: Sequence[Leaks], work: Path, folder: Path) -> None:
-    """Keep the recovered pictures that the figure shows beside their results, as far as they are in `work`."""
-    for one in leaks:
-        kept = kept_pictures(folder, one.name)
-        for level in design.LEVELS.values():
-            cell = _first_attempt(one, level)
-            path = None if cell is None else pictures_path(work, one.name, cell.id)
-            if cell is not None and path is not None and path.exists():
-                with np.load(path) as found:
-                    kept |= {ORIGINAL: found[ORIGINAL], cell.id: found["frames"][-1]}
-        if kept:
-            write_kept(folder, one.name, kept)
 
 
 def recovered_strips(leaks: Sequence[Leaks], folder: Path) -> list[Strip]:
@@ -358,25 +314,19 @@ CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
 """By the name of the figure; each shows the results of the experiment that `FIGURES` names."""
 
 
-def write_figures(folder: Path, work: Path | None = None) -> list[Path]:
-    """Draws what there is results for, into the results folder.
-
-    Figure 4 shows recovered pictures, which are kept beside its results; what a run left in `work` is newer.
-    """
+def write_figures(folder: Path) -> list[Path]:
+    """Draws what there is results for, into the results folder; Figure 4 shows the pictures beside its results."""
     sheets = {
         name: sheet(charts, keys_once=True)
         for name, charts_of in CHARTS.items()
         if (charts := shown(charts_of(read_results(folder, FIGURES[name][0]))))
     }
-    if leaks := leaks_in_order(folder):
-        if work is not None:
-            keep_shown(leaks, work, folder)
-        if strips := recovered_strips(leaks, folder):
-            sheets[design.FIGURE_4] = sheet(shown(_losses(leaks)), strips, keys_once=True)
-    written = []
-    for name, dark in product(sheets, (False, True)):
-        path = folder / figure_name(name, dark=dark)
-        write_atomically(path, png(sheets[name], dark=dark), mode=SHARED)
-        written.append(path)
+    leaks = leaks_in_order(folder)
+    if strips := recovered_strips(leaks, folder):
+        sheets[design.FIGURE_4] = sheet(shown(_losses(leaks)), strips, keys_once=True)
+    written = [
+        write_output(folder / figure_name(name, dark=dark), png(sheets[name], dark=dark))
+        for name, dark in product(sheets, (False, True))
+    ]
     write_stamps(folder)
     return written

@@ -30,7 +30,6 @@ SECONDS_A_CELL = 25
 """Of Figure 4: the mean over the cells of the committed results, on one core of a busy machine: from 2 s to 2 min."""
 
 Out = Annotated[Path, typer.Option(help="Folder of the result files, figures and tables.")]
-Work = Annotated[Path, typer.Option(help="Folder of the runs, from which an interrupted one goes on.")]
 Piece = Callable[..., object]
 """A part of an experiment, called with `progress`."""
 
@@ -52,26 +51,36 @@ class Experiment:
 
     def places(self, *more: str) -> dict[str, Any]:
         """The options that the experiments take under the same name, and the seeds."""
-        same = {name: getattr(self, name) for name in ("out", "work", "device", *more)}
+        same = {name: getattr(self, name) for name in ("out", "device", *more)}
         return {**same, "seeds": self.seed_numbers}
 
 
-def _panels(names: Sequence[str]) -> Sequence[design.Panel]:
-    return design.PANELS if tuple(names) == ("all",) else [design.find_panel(name) for name in names]
-
-
 @dataclass(frozen=True)
-class Figure3(Experiment):
-    """The panels one after the other; all X and seeds of a panel at once."""
+class Panels(Experiment):
+    """What both experiments on panels take; the panels come one after the other."""
 
     panel: Annotated[tuple[str, ...], Doc("Comma-separated, or all.")] = ("all",)
     rounds: Annotated[int, Doc("Rounds.")] = option(100, min=1)
+    settings: Annotated[list[str] | None, Doc("Change a setting of the paper.")] = option(
+        None, "--set", metavar="KEY=VALUE"
+    )
+
+    @property
+    def panels(self) -> Sequence[design.Panel]:
+        return design.PANELS if self.panel == ("all",) else [design.find_panel(name) for name in self.panel]
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return parse_settings(self.settings)
+
+
+@dataclass(frozen=True)
+class Figure3(Panels):
+    """All X and seeds of a panel at once."""
+
     x: Annotated[tuple[float, ...], Doc("Comma-separated values of X = tau^2.")] = design.X_VALUES
     reading: Annotated[str, Doc("Of the sensitivity: see `niss reproduce readings`; or sigma_k itself.")] = (
         "nbafl"
-    )
-    settings: Annotated[list[str] | None, Doc("Change a setting of the paper.")] = option(
-        None, "--set", metavar="KEY=VALUE"
     )
     dry_run: Annotated[bool, Doc("Only say what would be run.")] = False
 
@@ -88,19 +97,14 @@ def figure_3(options: Figure3) -> None:
     from experiments.reproduce.figure3 import base_config, panel_cells, run_panel
     from experiments.reproduce.results import read_result, result_path
 
-    reading, overrides = find_reading(options.reading), parse_settings(options.settings)
-    pieces: dict[str, Piece] = {}
-    for panel in _panels(options.panel):
-        pieces[panel.name] = partial(
-            run_panel,
-            panel,
-            xs=options.x,
-            reading=reading,
-            overrides=overrides,
-            **options.places("rounds"),
-        )
+    more: dict[str, Any] = {"xs": options.x, "reading": (reading := find_reading(options.reading))}
+    places, pieces = options.places("work", "rounds", "overrides"), dict[str, Piece]()
+    for panel in options.panels:
+        pieces[panel.name] = partial(run_panel, panel, **more, **places)
         if options.dry_run:
-            base = base_config(panel, rounds=options.rounds, device=options.device, overrides=overrides)
+            base = base_config(
+                panel, rounds=options.rounds, device=options.device, overrides=options.overrides
+            )
             cells = panel_cells(base, seeds=options.seed_numbers, xs=options.x, reading=reading)
             left = _missing(cells, read_result(result_path(options.out, design.FIGURE_3, panel.name)))
             seconds = panel.expected_seconds(options.rounds, left)
@@ -167,16 +171,12 @@ def figure_4(options: Figure4) -> None:
 
 
 @dataclass(frozen=True)
-class Sweep(Experiment):
+class Sweep(Panels):
     """X = 1 over sigma_k, for each panel."""
 
     seeds: Annotated[int, Doc("How many seeds.")] = option(1, min=1)
     panel: Annotated[tuple[str, ...], Doc("Comma-separated, or all.")] = ("mnist-mlp-iid",)
-    rounds: Annotated[int, Doc("Rounds.")] = option(100, min=1)
     sigmas: Annotated[tuple[float, ...] | None, Doc("Comma-separated values of sigma_k.")] = None
-    settings: Annotated[list[str] | None, Doc("Change a setting of the paper.")] = option(
-        None, "--set", metavar="KEY=VALUE"
-    )
 
 
 @register(app, "sweep")
@@ -189,12 +189,8 @@ def sweep(options: Sweep) -> None:
     """
     from experiments.reproduce.figure3 import run_sweep
 
-    more: dict[str, Any] = {"sigmas": options.sigmas, "overrides": parse_settings(options.settings)}
-    pieces: dict[str, Piece] = {
-        panel.name: partial(run_sweep, panel, **more, **options.places("rounds"))
-        for panel in _panels(options.panel)
-    }
-    _work_through(pieces, options)
+    places = options.places("work", "rounds", "overrides", "sigmas")
+    _work_through({panel.name: partial(run_sweep, panel, **places) for panel in options.panels}, options)
 
 
 @dataclass(frozen=True)
@@ -231,7 +227,7 @@ def beyond(options: Beyond) -> None:
     """
     from experiments.reproduce.beyond import run_setting, tune
 
-    places = options.places("at_once")
+    places = options.places("work", "at_once")
     seeds, methods = places.pop("seeds"), options.methods
     pieces: dict[str, Piece] = {}
     for name in design.COMPARED if options.setting == ("all",) else options.setting:
@@ -269,7 +265,7 @@ def merge(
 
 
 @register(app, "figures")
-def figures(out: Out = RESULTS, work: Work = RUNS) -> None:
+def figures(out: Out = RESULTS) -> None:
     """Draw the figures and write the tables again from the result files.
 
     Examples:
@@ -279,7 +275,7 @@ def figures(out: Out = RESULTS, work: Work = RUNS) -> None:
         raise RunFolderError(
             f"{out} does not exist", hint="run `niss reproduce figure-3` or another one first"
         )
-    present(out, work)
+    present(out)
 
 
 @register(app, "readings")
@@ -294,8 +290,8 @@ def readings() -> None:
     typer.echo(readings_table(), nl=False)
 
 
-def present(out: Path, work: Path | None = None) -> None:
-    """Write the tables, draw the figures, and say where; Figure 4 shows what is in `work`, or what was kept."""
+def present(out: Path) -> None:
+    """Write the tables, draw the figures, and say where."""
     from experiments.reproduce.text import TABLES_FILE, tables_text
 
     typer.echo(str(write_output(out / TABLES_FILE, tables_text(out).encode())))
@@ -307,7 +303,7 @@ def present(out: Path, work: Path | None = None) -> None:
             raise
         say("no figures: matplotlib is missing here; `niss reproduce figures` draws them")
         return
-    for path in write_figures(out, work):
+    for path in write_figures(out):
         typer.echo(str(path))
 
 
@@ -324,7 +320,7 @@ def _work_through(pieces: Mapping[str, Piece], options: Experiment, shown: type[
                     piece(progress=Watch(progress, until=until))
         finally:
             if options.out.is_dir():
-                present(options.out, options.work)
+                present(options.out)
 
 
 def verify(results: Path, text: Sequence[Path] | None, *, partial: bool, as_json: bool) -> None:

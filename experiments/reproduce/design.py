@@ -95,6 +95,12 @@ def find_panel(name: str) -> Panel:
     return Panel(found[1], found[2], found[3])
 
 
+def panels_in(results: Mapping[str, Any]) -> list[Panel]:
+    """Those that there are results for, as the paper has them; others behind."""
+    known = [panel for panel in PANELS if panel.name in results]
+    return [*known, *map(find_panel, sorted(results.keys() - {panel.name for panel in known}))]
+
+
 IMAGES = ("mnist:0", "mnist:7", "cifar10:4", "cifar10:7")
 """Training pictures, which are what a client holds."""
 CLIENTS = 30

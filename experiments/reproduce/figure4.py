@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from experiments.reproduce import design
 from experiments.reproduce.results import (
+    ORIGINAL,
     Attempt,
     Leaks,
-    pictures_path,
+    keep_pictures,
     read_result,
     require_same_base,
     result_path,
@@ -74,7 +75,6 @@ def run_picture(
     image: str,
     *,
     out: Path,
-    work: Path,
     seeds: Sequence[int] = (1, 2, 3),
     levels: Sequence[design.Level] = tuple(design.LEVELS.values()),
     readings: Sequence[Reading] = (NBAFL,),
@@ -85,8 +85,8 @@ def run_picture(
 ) -> Leaks:
     """Attack one picture in every cell that its file still lacks; the file is written after each.
 
-    Recovered pictures are kept in `work`, for the figure. A seed fixes the network, the other clients, the noise and
-    the starts of the search, so levels of one seed are paired.
+    Recovered pictures are kept beside the results, for the figure. A seed fixes the network, the other clients, the
+    noise and the starts of the search, so levels of one seed are paired.
     """
     place, victim = torch.device(choose_device(device, field="--device")), load_victim(image)
     search = DeepLeakage(iterations=iterations, restarts=restarts, frames=design.FRAMES)
@@ -120,7 +120,8 @@ def run_picture(
             progress=progress and partial(progress, name),
         )
         row = case.row(federations[key], found)
-        keep_pictures(work, leaks.name, name, found, victim)
+        kept = {ORIGINAL: victim.pixels[0], name: found.frames[-1][1][0]}
+        keep_pictures(out, leaks.name, {key: as_bytes(pixels) for key, pixels in kept.items()})
         leaks = leaks.with_cells([_attempt(name, labels, row, found, victim, time.monotonic() - began)])
         write_result(path, leaks)
     return leaks
@@ -160,20 +161,6 @@ def _attempt(
         seconds=round(seconds, 2),
         **known,
     )
-
-
-def keep_pictures(work: Path, name: str, cell: str, found: Inversion, victim: Pictures) -> None:
-    """The original and what was recovered, as 8-bit pixels, for the figure."""
-    path = pictures_path(work, name, cell)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.tmp.npz")
-    np.savez_compressed(
-        partial,
-        original=as_bytes(victim.pixels[0]),
-        frames=np.stack([as_bytes(shown[0]) for _, shown in found.frames]),
-        iterations=np.array([number for number, _ in found.frames]),
-    )
-    partial.replace(path)
 
 
 def as_bytes(pixels: NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -12,12 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from experiments.reproduce.design import FIGURE_4
 from niss.errors import RunFolderError
-from niss.files import SHARED, parse_json, to_json, write_atomically
+from niss.files import parse_json, to_json, write_output
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,7 @@ def write_result(path: Path, result: Record[Any]) -> None:
     values = to_json(asdict(result))
     cells = ",\n".join("    " + json.dumps(cell, allow_nan=False) for cell in values.pop("cells"))
     head = json.dumps(values, indent=2, allow_nan=False).removesuffix("\n}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, f'{head},\n  "cells": [\n{cells}\n  ]\n}}\n'.encode(), mode=SHARED)
+    write_output(path, f'{head},\n  "cells": [\n{cells}\n  ]\n}}\n'.encode())
 
 
 def require_same_base(result: Record[Any], base: Mapping[str, Any], where: Path) -> None:
@@ -147,9 +150,28 @@ class Attempt(AnyCell):
         return self.losses
 
 
-def pictures_path(work: Path, name: str, cell: str) -> Path:
-    """Where a run keeps the original and what it recovered of it."""
-    return work / FIGURE_4 / name / (cell.replace("/", "_") + ".npz")
+ORIGINAL = "original"
+"""The victim's own picture among those that are kept."""
+
+
+def _pictures_path(folder: Path, name: str) -> Path:
+    return folder / FIGURE_4 / f"{name}.npz"
+
+
+def kept_pictures(folder: Path, name: str) -> dict[str, NDArray[np.uint8]]:
+    """The pictures of Figure 4 that lie beside its results: `ORIGINAL`, and by cell what was recovered."""
+    path = _pictures_path(folder, name)
+    if not path.exists():
+        return {}
+    with np.load(path) as kept:
+        return dict(kept)
+
+
+def keep_pictures(folder: Path, name: str, pictures: Mapping[str, NDArray[np.uint8]]) -> None:
+    """Add to them; the file is written whole or not at all."""
+    content = BytesIO()
+    np.savez_compressed(content, **kept_pictures(folder, name) | dict(pictures))  # type: ignore[arg-type]
+    write_output(_pictures_path(folder, name), content.getvalue())
 
 
 @dataclass(frozen=True)
@@ -235,6 +257,8 @@ def merge_results(folders: Sequence[Path], out: Path) -> list[Path]:
             require_same_base(before, result.base, path)
             result = before.with_cells(result.cells)
         write_result(target, result.with_cells(()))
+        if pictures := kept_pictures(path.parents[1], path.stem):
+            keep_pictures(out, path.stem, pictures)
         written.add(target)
     if not written:
         raise RunFolderError("no results found to merge", hint="give folders that `niss reproduce` wrote")

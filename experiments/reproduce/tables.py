@@ -41,18 +41,19 @@ def markdown(rows: Sequence[Mapping[str, str]], *, words: Sequence[str] = ()) ->
 
 def percent(value: Spread | None) -> str:
     """Mean and deviation over seeds."""
-    if value is None:
-        return MISSING
-    deviation = f" ± {100 * value.deviation:.1f}" if value.count > 1 else ""
-    return f"{100 * value.mean:.1f}{deviation} %"
+    return _mean(value, 100.0, " %")
 
 
 def decibels(value: Spread | None) -> str:
     """Mean and deviation over seeds."""
+    return _mean(value, 1.0, " dB")
+
+
+def _mean(value: Spread | None, scale: float, unit: str) -> str:
     if value is None:
         return MISSING
-    deviation = f" ± {value.deviation:.1f}" if value.count > 1 else ""
-    return f"{value.mean:.1f}{deviation} dB"
+    deviation = f" ± {scale * value.deviation:.1f}" if value.count > 1 else ""
+    return f"{scale * value.mean:.1f}{deviation}{unit}"
 
 
 def short(value: float, digits: int = 2) -> str:
@@ -187,7 +188,7 @@ _WORDS = ("Variant", "Method", "What goes wrong", "ε, joint view", LEAD)
 
 def beyond_table(folder: Path) -> str:
     """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
-    results = in_order(read_results(folder, design.BEYOND))
+    results = as_listed(read_results(folder, design.BEYOND))
     rows = [{"Setting": result.name, **row} for result in results for row in _setting_rows(result)]
     return markdown(rows, words=_WORDS)
 
@@ -247,7 +248,7 @@ def leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | 
     return shown + ("; **behind**" if min(points_ahead) < 0.0 else "")
 
 
-def in_order(results: dict[str, Result]) -> list[Result]:
+def as_listed(results: Mapping[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
     known = [name for name in (*design.COMPARED, *design.MODELLED, *design.IN_SILOS) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
@@ -274,7 +275,7 @@ def tuning_table(folder: Path, *, models: bool = False) -> str:
     """What the grid chose for each method at each epsilon; `models`: in the settings with other models."""
     rows = []
     results = read_results(folder, design.TUNING)
-    for result in in_order({name: results[name] for name in results if (name in design.MODELLED) == models}):
+    for result in as_listed({name: results[name] for name in results if (name in design.MODELLED) == models}):
         labels = [cell.labels for cell in result.cells]
         groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
         for method, variant, epsilon in sorted(groups):
@@ -369,16 +370,15 @@ def sweep_table(folder: Path) -> str:
     """The gap between X = 0 and X = 1 over sigma_k."""
     rows = []
     results = read_results(folder, design.SWEEP)
-    known = [panel.name for panel in design.PANELS if panel.name in results]
-    for name in (*known, *sorted(results.keys() - set(known))):
-        result = results[name]
+    for panel in design.panels_in(results):
+        result = results[panel.name]
         clean = settled(select(result, x=0.0))
         noisy = sorted({cell.labels["sigma_k"] for cell in result.cells if cell.labels["x"] == 1.0})
         for sigma in noisy:
             found = settled(select(result, x=1.0, sigma_k=sigma))
             lost = "–" if clean is None or found is None else f"{100 * (clean.mean - found.mean):.1f}"
             shown = {"X = 0": percent(clean), "X = 1": percent(found), "Gap, points": lost}
-            rows.append({"Panel": design.find_panel(name).title, "σ_k": f"{sigma:.3g}", **shown})
+            rows.append({"Panel": panel.title, "σ_k": f"{sigma:.3g}", **shown})
     return markdown(rows)
 
 
@@ -408,7 +408,7 @@ def claims_table(folder: Path) -> str:
 def datasets_table(folder: Path) -> str:
     """Other models and data: accuracy by method and epsilon, beside what the most frequent label is worth."""
     rows = []
-    for result in in_order(read_results(folder, design.DATASETS)):
+    for result in as_listed(read_results(folder, design.DATASETS)):
         title, guess = (
             design.find_setting(result.name).title,
             percent(spread([result.base["majority"]])),
@@ -431,7 +431,7 @@ def datasets_table(folder: Path) -> str:
 def datasets_words(folder: Path) -> str:
     """A line for each setting: how large it is, and who learns nothing in it."""
     lines = []
-    for result in in_order(read_results(folder, design.DATASETS)):
+    for result in as_listed(read_results(folder, design.DATASETS)):
         setting, failing = design.find_setting(result.name), []
         for epsilon in design.EPSILONS:
             found = {

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.reproduce import figure4
-from experiments.reproduce.chart import kept_pictures, write_figures
+from experiments.reproduce.chart import write_figures
 from experiments.reproduce.design import LEVELS, cells_of, find_levels
 from experiments.reproduce.figure4 import level_setting, run_picture
-from experiments.reproduce.results import merge_results, read_result, select
+from experiments.reproduce.results import kept_pictures, merge_results, read_result, select
 from experiments.reproduce.runner import OutOfTime, Watch
 from experiments.reproduce.sensitivity import NBAFL, find_reading
 from experiments.reproduce.tables import figure_4_table, leaks_in_order
@@ -25,7 +25,9 @@ QUICK = {"iterations": 12, "restarts": 1, "device": "cpu"}
 
 
 def quick(places, levels, **changes):
-    return run_picture(IMAGE, **places, **{**QUICK, "seeds": (1,), "levels": find_levels(levels), **changes})
+    return run_picture(
+        IMAGE, out=places["out"], **{**QUICK, "seeds": (1,), "levels": find_levels(levels), **changes}
+    )
 
 
 def test_a_picture_from_scratch(places, monkeypatch):
@@ -55,10 +57,9 @@ def test_a_picture_from_scratch(places, monkeypatch):
         assert cell.best_psnr >= cell.psnr
     assert read_result(places["out"] / "figure-4" / "mnist-mini-0.json") == leaks
 
-    figures = write_figures(places["out"], places["work"])
+    figures = write_figures(places["out"])
     assert sorted(path.name for path in figures) == ["figure-4-dark.png", "figure-4.png"]
     assert figures[0].stat().st_size < 1_000_000
-    # What it shows is kept beside the results, so it can be drawn again without the run.
     drawn = [path.read_bytes() for path in figures]
     assert [path.read_bytes() for path in write_figures(places["out"])] == drawn
     (places["out"] / "figure-4" / "mnist-mini-0.npz").unlink()
@@ -74,11 +75,15 @@ def test_a_picture_from_scratch(places, monkeypatch):
 
 def test_cells_run_apart_merge(tmp_path):
     for name, levels in (("one", ["fedavg"]), ("two", ["niss"])):
-        quick({"out": tmp_path / name, "work": tmp_path / "work"}, levels)
+        quick({"out": tmp_path / name}, levels)
     (path,) = merge_results([tmp_path / "one", tmp_path / "two"], tmp_path / "both")
     merged = read_result(path)
     assert merged is not None
     assert [cell.labels["level"] for cell in merged.cells] == ["niss", "fedavg"]
+    assert kept_pictures(tmp_path / "both", merged.name).keys() == {
+        "original",
+        *(one.id for one in merged.cells),
+    }
 
 
 def test_out_of_time_keeps_whole_cells(places):
@@ -123,9 +128,7 @@ def test_on_the_command_line(places, tmp_path):
     assert str(places["out"] / "figure-4.png") in run.stdout.splitlines()
     dry = CliRunner().invoke(reproduce.app, [*flags, "--dry-run"])
     assert dry.stdout == "mnist-mini:0: 7 cells left, about 3 min on one CPU core\n"
-    again = CliRunner().invoke(
-        reproduce.app, ["figures", f"--out={places['out']}", f"--work={places['work']}"]
-    )
+    again = CliRunner().invoke(reproduce.app, ["figures", f"--out={places['out']}"])
     assert again.exit_code == 0, again.output
     nowhere = CliRunner().invoke(reproduce.app, ["figures", f"--out={tmp_path / 'nowhere'}"])
     assert isinstance(nowhere.exception, RunFolderError)
