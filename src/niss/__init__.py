@@ -18,71 +18,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from niss import errors, records
-    from niss.accounting import Plan, Statement, assess, plan
-    from niss.errors import NissError
-    from niss.graph import ShareGraph
-    from niss.report import write_report
-    from niss.simulation import (
-        Comparison,
-        Config,
-        RunResult,
-        compare,
-        load_config,
-        make_config,
-        preset,
-        resume,
-        run,
-    )
-    from niss.version import __version__
-    from niss.views import effective_variance
+    from niss import errors as errors
+    from niss import records as records
+    from niss.accounting import Plan as Plan
+    from niss.accounting import Statement as Statement
+    from niss.accounting import assess as assess
+    from niss.accounting import plan as plan
+    from niss.errors import NissError as NissError
+    from niss.graph import ShareGraph as ShareGraph
+    from niss.report import write_report as write_report
+    from niss.simulation import Comparison as Comparison
+    from niss.simulation import Config as Config
+    from niss.simulation import RunResult as RunResult
+    from niss.simulation import compare as compare
+    from niss.simulation import load_config as load_config
+    from niss.simulation import make_config as make_config
+    from niss.simulation import preset as preset
+    from niss.simulation import resume as resume
+    from niss.simulation import run as run
+    from niss.version import __version__ as __version__
+    from niss.views import effective_variance as effective_variance
 
+# Of each name the room that has it; errors and records are rooms themselves.
 _ROOMS = {
-    "accounting": ("Plan", "Statement", "assess", "plan"),
-    "errors": ("NissError",),
-    "graph": ("ShareGraph",),
-    "report": ("write_report",),
-    "simulation": (
-        "Comparison", "Config", "RunResult", "compare", "load_config", "make_config", "preset", "resume", "run",
-    ),
-    "version": ("__version__",),
-    "views": ("effective_variance",),
-}  # fmt: skip
-
-__all__ = [
-    "Comparison",
-    "Config",
-    "NissError",
-    "Plan",
-    "RunResult",
-    "ShareGraph",
-    "Statement",
-    "__version__",
-    "assess",
-    "compare",
-    "effective_variance",
-    "errors",
-    "load_config",
-    "make_config",
-    "plan",
-    "preset",
-    "records",
-    "resume",
-    "run",
-    "write_report",
-]
+    **dict.fromkeys(("Plan", "Statement", "assess", "plan"), "accounting"),
+    **dict.fromkeys(("Comparison", "RunResult", "compare", "resume", "run"), "simulation"),
+    **dict.fromkeys(("Config", "load_config", "make_config", "preset"), "simulation"),
+    **{"NissError": "errors", "ShareGraph": "graph", "write_report": "report"},
+    **{"__version__": "version", "effective_variance": "views"},
+}
+__all__ = sorted((*_ROOMS, "errors", "records"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "records"):
-        return import_module(f"niss.{name}")
-    for room, names in _ROOMS.items():
-        if name in names:
-            value = getattr(import_module(f"niss.{room}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'niss' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'niss' has no attribute {name!r}")
+    room = import_module(f"niss.{_ROOMS.get(name, name)}")
+    value = globals()[name] = room if name not in _ROOMS else getattr(room, name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 from typing import Any
 
-from niss.errors import ConfigError
+from niss.errors import ConfigError, meant
 
 BOOKS = 1e-9
 """Charges against a budget, a cost against a claim: one quantity in float64, added up in another order."""
@@ -39,8 +38,5 @@ def require_one_of(value: object, allowed: Iterable[str], *, field: str) -> None
     """Refuse a value that is none of those names, and name them, the nearest first."""
     names = tuple(allowed)
     if value not in names:
-        nearest = difflib.get_close_matches(str(value).lower(), names, n=1)
-        guess = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ConfigError(
-            f"unknown value {value!r}", field=field, hint=f"{guess}use one of: {', '.join(names)}"
-        )
+        hint = " ".join(filter(None, (meant(value, names), f"use one of: {', '.join(names)}")))
+        raise ConfigError(f"unknown value {value!r}", field=field, hint=hint)

@@ -6,7 +6,7 @@ exits with `exit_code`; anything else is a defect of ours and says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class NissError(Exception):
@@ -31,6 +31,14 @@ class ConfigError(NissError, ValueError):
     def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(message if field is None else f"{field}: {message}", hint=hint)
         self.field = field
+
+
+def meant(value: object, names: Iterable[str]) -> str | None:
+    """A hint at the name that was meant; None where none is near."""
+    import difflib
+
+    close = difflib.get_close_matches(str(value).lower(), names, n=1)
+    return f"did you mean {close[0]!r}?" if close else None
 
 
 def all_faults(faults: Sequence[ConfigError]) -> ConfigError:

@@ -16,7 +16,6 @@ Nothing heavy is imported before a first value is made, so that `niss --help` ca
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +34,7 @@ from typing import (
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
-from niss.errors import ConfigError, all_faults
+from niss.errors import ConfigError, all_faults, meant
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -63,9 +62,8 @@ class OneOf:
         """The value itself, if it is one of the names."""
         allowed = tuple(self.names())
         if value not in allowed:
-            close = difflib.get_close_matches(value, allowed, n=1)
-            meant = f"did you mean {close[0]!r}?" if close else "use one of: " + ", ".join(allowed)
-            raise ValueError(f"unknown name {value!r}; {meant}")
+            hint = meant(value, allowed) or "use one of: " + ", ".join(allowed)
+            raise ValueError(f"unknown name {value!r}; {hint}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
@@ -90,6 +88,16 @@ def settings(kind: type[T]) -> type[T]:
 
     made.__init__ = __init__
     return typing.cast("type[T]", made)
+
+
+def option(default: Any = dataclasses.MISSING, *names: str, **more: Any) -> Any:
+    """A field of which a command line wants to know more (`niss.cli.options`); without a default it must be given."""
+    return dataclasses.field(default=default, metadata={"names": names, **more})
+
+
+def argument(default: Any = dataclasses.MISSING, **more: Any) -> Any:
+    """A field that is a positional argument."""
+    return option(default, argument=True, **more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +153,7 @@ def check(kind: type[T], values: Mapping[str, Any]) -> T:
 
     Raises a `ConfigError` that names every wrong key, what is wrong with it and the nearest valid name.
     """
-    from pydantic import ValidationError
-
-    try:
-        return typing.cast("T", _adapter(kind).validate_python(dict(values)))
-    except ValidationError as error:
-        raise explain(error, kind) from None
+    return typing.cast("T", _checked(kind, lambda adapter: adapter.validate_python(dict(values))))
 
 
 def check_json(kind: type[T], text: bytes | str) -> T:
@@ -158,10 +161,14 @@ def check_json(kind: type[T], text: bytes | str) -> T:
 
     Raises a `ConfigError`, as `check` does.
     """
+    return typing.cast("T", _checked(kind, lambda adapter: adapter.validate_json(text, strict=True)))
+
+
+def _checked(kind: type[Any], read: Callable[[TypeAdapter[Any]], Any]) -> Any:
     from pydantic import ValidationError
 
     try:
-        return typing.cast("T", _adapter(kind).validate_json(text, strict=True))
+        return read(_adapter(kind))
     except ValidationError as error:
         raise explain(error, kind) from None
 
@@ -218,8 +225,7 @@ def _fault(field: str, problems: list[ErrorDetails], root: type[Any]) -> ConfigE
     value = first.get("input")
     if first["type"] == "literal_error" and isinstance(value, str):
         allowed = [part for part in first["ctx"]["expected"].split("'") if part.strip(" ,or")]
-        close = difflib.get_close_matches(value, allowed, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else None
+        hint = meant(value, allowed)
     if first["type"] == "missing":
         return ConfigError("is missing", field=field)
     if isinstance(value, str | int | float | bool):
@@ -264,8 +270,7 @@ def _setting(location: tuple[int | str, ...], root: type[Any]) -> Setting | None
 def _nearest(location: tuple[int | str, ...], root: type[Any]) -> str:
     """The valid key that an unknown one may have meant, or all keys of its section."""
     names = sorted(field.name for field in dataclasses.fields(_section(location[:-1], root)))
-    close = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else "valid keys here: " + ", ".join(names)
+    return meant(location[-1], names) or "valid keys here: " + ", ".join(names)
 
 
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}

@@ -34,7 +34,9 @@ from typer.core import TyperGroup
 
 from niss.cli.terminal import be_quiet
 from niss.errors import ConfigError
+from niss.settings import argument as argument
 from niss.settings import check, described
+from niss.settings import option as option
 
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", callback=be_quiet, help="Print only results and errors.")
@@ -61,16 +63,6 @@ def register(app: typer.Typer, name: str) -> Callable[[Command], Command]:
         return command
 
     return decorate
-
-
-def option(default: Any = dataclasses.MISSING, *names: str, **settings: Any) -> Any:
-    """A field that is an option about which there is more to say; without a default it must be given."""
-    return dataclasses.field(default=default, metadata={"names": names, **settings})
-
-
-def argument(default: Any = dataclasses.MISSING, **settings: Any) -> Any:
-    """A field that is a positional argument."""
-    return option(default, argument=True, **settings)
 
 
 @dataclasses.dataclass(frozen=True)

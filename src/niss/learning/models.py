@@ -11,7 +11,6 @@ trained by code written for them.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from niss.checks import require_one_of, require_whole
-from niss.errors import ConfigError
+from niss.errors import ConfigError, meant
 from niss.learning.local import seeded_torch
 from niss.learning.stackable import Cell, gru_cell, lstm_cell
 from niss.randomness import SimStream
@@ -436,12 +435,9 @@ def check_model(name: str, samples: Samples, **sizes: Any) -> None:
     are no whole numbers; None leaves the default."""
     recipe = _RECIPES.get(name)
     if recipe is None:
-        nearest = difflib.get_close_matches(str(name).lower(), MODEL_NAMES, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"no model is called {name!r}",
-            field="model.name",
-            hint=f"did you mean {nearest!r}? the models are: {', '.join(MODEL_NAMES)}",
-        )
+        near = meant(name, MODEL_NAMES) or ""
+        hint = f"{near} the models are: {', '.join(MODEL_NAMES)}".strip()
+        raise ConfigError(f"no model is called {name!r}", field="model.name", hint=hint)
     if not accepts(name, samples):
         fit = [other for other in MODEL_NAMES if accepts(other, samples)]
         raise ConfigError(

@@ -5,7 +5,7 @@ Nothing heavy is imported here, so that `niss --help` can show the flags at once
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -13,8 +13,8 @@ from typing_extensions import Doc
 
 from niss.checks import require_one_of, require_real
 from niss.errors import ConfigError, RemoteProtocolError
+from niss.settings import option
 
-_STORE = {"metavar": "URL", "envvar": "NISS_TRACKER_STORE"}
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -52,35 +52,31 @@ class TrackerOptions(TrackerSettings):
 
     server_key: Annotated[
         str, Doc("The public key of the server that opens rounds, from `niss keys show`.")
-    ] = field(metadata={"metavar": "KEY"})
+    ] = option(metavar="KEY")
     host: Annotated[str, Doc("The address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Doc("0 takes a free one.")] = field(default=8440, metadata={"min": 0, "max": 65535})
-    store: Annotated[str, Doc("sqlite:///FILE, or redis://HOST:PORT/0 for several processes.")] = field(
-        default="sqlite:///tracker.db", metadata=_STORE
+    port: Annotated[int, Doc("0 takes a free one.")] = option(8440, min=0, max=65535)
+    store: Annotated[str, Doc("sqlite:///FILE, or redis://HOST:PORT/0 for several processes.")] = option(
+        "sqlite:///tracker.db", metavar="URL", envvar="NISS_TRACKER_STORE"
     )
     identity: Annotated[Path | None, Doc("The tracker's own key file. Default: beside the SQLite file.")] = (
-        field(default=None, metadata={"metavar": "KEYFILE"})
+        option(None, metavar="KEYFILE")
     )
-    tls_cert: Annotated[Path | None, Doc("Serve TLS with this certificate.")] = field(
-        default=None, metadata={"metavar": "PEM"}
+    tls_cert: Annotated[Path | None, Doc("Serve TLS with this certificate.")] = option(None, metavar="PEM")
+    tls_key: Annotated[Path | None, Doc("The certificate's private key.")] = option(None, metavar="PEM")
+    external_beacon: Annotated[str | None, Doc("Another tracker, which holds the beacon chains.")] = option(
+        None, metavar="URL"
     )
-    tls_key: Annotated[Path | None, Doc("The certificate's private key.")] = field(
-        default=None, metadata={"metavar": "PEM"}
-    )
-    external_beacon: Annotated[str | None, Doc("Another tracker, which holds the beacon chains.")] = field(
-        default=None, metadata={"metavar": "URL"}
-    )
-    external_ca: Annotated[Path | None, Doc("The authority of its certificate.")] = field(
-        default=None, metadata={"metavar": "PEM"}
+    external_ca: Annotated[Path | None, Doc("The authority of its certificate.")] = option(
+        None, metavar="PEM"
     )
     holder_only: Annotated[
         bool, Doc("Only hold beacon chains, for the tracker whose key is given as the server's.")
     ] = False
-    admit: Annotated[Path | None, Doc("A coalition file: only its members may register.")] = field(
-        default=None, metadata={"metavar": "FILE"}
+    admit: Annotated[Path | None, Doc("A coalition file: only its members may register.")] = option(
+        None, metavar="FILE"
     )
     coalition: Annotated[list[str] | None, Doc("Only the members in this file may join that coalition.")] = (
-        field(default=None, metadata={"metavar": "NAME=FILE"})
+        option(None, metavar="NAME=FILE")
     )
     log_level: Annotated[str, Doc("debug, info, warning or error.")] = "info"
 
