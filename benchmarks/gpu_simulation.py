@@ -62,7 +62,7 @@ class Round:
             Job(self.start, torch.arange(k * SAMPLES, (k + 1) * SAMPLES), SimStream(k))
             for k in range(clients)
         ]
-        self.cohort = Cohort(module, layout, inputs, labels, device="cuda", tf32=tf32)
+        self.cohort = Cohort.of(module, layout, inputs, labels, device="cuda", tf32=tf32)
         engine = self.cohort._engine
         assert isinstance(engine, CudaEngine)
         if (chosen := formulation(kind, engine._problem.module)) is not None:

@@ -220,7 +220,7 @@ def niss(case: Case) -> Play:
 
     problem, jobs = make_jobs(case)
     settings = LocalTraining(case.epochs, BATCH, LEARNING_RATE)
-    cohort = Cohort(*problem, device=case.device)
+    cohort = Cohort.of(*problem, device=case.device)
     ENGINE.append(cohort.engine)
     cohort.start()
 

@@ -24,7 +24,7 @@ def ratio(case: Case, batch_size: int, repeats: int) -> float:
     """How many times as long the plain loop takes, by CPU time."""
     problem, jobs = make_jobs(case)
     work = LocalTraining(case.epochs, batch_size, 0.01)
-    with Cohort(*problem, device="cpu", workers=1) as engine, Cohort(*problem, plain=True) as plain:
+    with Cohort.of(*problem, device="cpu", workers=1) as engine, Cohort.of(*problem, plain=True) as plain:
         turns = {
             "engine": lambda: seconds(lambda: engine.train(jobs, work)),
             "plain": lambda: seconds(lambda: plain.train(jobs, work)),

@@ -47,7 +47,7 @@ def in_float32(task: Problem) -> Problem:
 
 
 def train(task: Problem, jobs: list[Job], work: LocalTraining) -> Tensor:
-    with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
+    with Cohort.of(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         return cohort.train(jobs, work)
 
 
@@ -105,7 +105,7 @@ def test_any_sizes_and_settings(sizes, batch_size, epochs, momentum, weight_deca
 
 def test_a_large_module_is_not_stacked() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(6, 20000), nn.Tanh(), nn.Linear(20000, 10))
-    with Cohort(module, FlatLayout.of(module), torch.zeros(4, 6), torch.arange(4)) as cohort:
+    with Cohort.of(module, FlatLayout.of(module), torch.zeros(4, 6), torch.arange(4)) as cohort:
         assert "plain loop, one client at a time, because the module is too large" in cohort.engine
 
 

@@ -132,7 +132,7 @@ def test_float64_equals_the_reference_on_uneven_clients() -> None:
         module = small_model(name, torch.float64)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
         for settings in RULES:
-            with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+            with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
                 found = cohort.train(jobs, settings).cpu()
             expected = reference(module, layout, inputs, labels, jobs, settings)
             assert relative(found, expected).max() < 1e-10, name
@@ -148,7 +148,7 @@ def test_kernels_are_as_exact_as_float32_and_repeat_to_the_bit() -> None:
         for settings in RULES:
             expected = reference(exact, FlatLayout.of(exact), inputs.double(), labels, exact_jobs, settings)
             plain = reference(module, layout, inputs, labels, jobs, settings)
-            with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+            with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
                 found = cohort.train(jobs, settings).cpu()
                 again = cohort.train(jobs, settings).cpu()
             assert torch.equal(found, again)
@@ -163,7 +163,7 @@ def test_paper_models_agree_after_one_epoch() -> None:
         layout, inputs, labels, jobs = cohort_data(module, (count,) * 5, (1, 28, 28))
         settings = LocalTraining(epochs=1)
         expected = reference(module, layout, inputs, labels, jobs, settings)
-        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+        with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
             found = cohort.train(jobs, settings).cpu()
         assert relative(found, expected).median() < 1e-5, name
 
@@ -176,11 +176,11 @@ def test_plain_path_agrees_with_the_kernels() -> None:
     for name in ("mlp", "cnn"):
         module = small_model(name)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
-        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+        with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
             fused = cohort.train(jobs, RULES[1]).cpu()
         try:
             engine.find_spec = lambda _name: None  # type: ignore[assignment]
-            with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+            with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
                 assert "Triton is not installed" in cohort.engine
                 plain = cohort.train(jobs, RULES[1]).cpu()
         finally:
@@ -200,7 +200,7 @@ def test_a_diverged_client_stays_alone() -> None:
         ]
         expected = reference(module, layout, inputs, labels, jobs, RULES[0])
         for some_inputs, some_jobs in ((poisoned, jobs), (inputs, astray)):
-            with Cohort(module, layout, some_inputs, labels, device="cuda") as cohort:
+            with Cohort.of(module, layout, some_inputs, labels, device="cuda") as cohort:
                 found = cohort.train(some_jobs, RULES[0]).cpu()
             assert not found[1].isfinite().all()
             others = [0, 2, 3, 4]
@@ -225,7 +225,7 @@ def test_a_step_is_as_exact_as_float32_whatever_the_scale() -> None:
                 exact, FlatLayout.of(exact), images_now.double(), labels, exact_jobs, settings
             )
             plain = reference(module, layout, images_now, labels, some_jobs, settings)
-            with Cohort(module, layout, images_now, labels, device="cuda") as cohort:
+            with Cohort.of(module, layout, images_now, labels, device="cuda") as cohort:
                 assert "Triton" in cohort.engine
                 found = cohort.train(some_jobs, settings).cpu()
             entries = zip(
@@ -244,10 +244,10 @@ def test_images_too_uneven_for_a_common_unit_are_left_to_torch() -> None:
     uneven = inputs.clone()
     uneven[jobs[0].samples[0]] *= 1e-6
     expected = reference(module, layout, uneven, labels, jobs, RULES[0])
-    with Cohort(module, layout, uneven, labels, device="cuda") as cohort:
+    with Cohort.of(module, layout, uneven, labels, device="cuda") as cohort:
         assert "not one for the kernels" in cohort.engine
         assert relative(cohort.train(jobs, RULES[0]).cpu(), expected).median() < 1e-5
-    with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+    with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
         assert "fused Triton kernels" in cohort.engine
         layout.load(module, jobs[0].start)
         exact = evaluate(module, uneven, labels)
@@ -261,7 +261,7 @@ def test_an_evaluation_that_is_repeated_follows_the_weights() -> None:
         module = small_model(name)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
         sets = ((inputs, labels), (inputs[:7], labels[:7]))
-        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+        with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
             for some_inputs, some_labels in sets:
                 for factor in (1.0, 0.5, 2.0, 1.0):
                     layout.load(module, jobs[0].start * factor)
@@ -295,7 +295,7 @@ def test_other_modules_are_vmapped_or_looped_and_say_so() -> None:
         layout, inputs, labels, jobs = cohort_data(module, (23, 7, 40), SMALL)
         settings = LocalTraining(epochs=2, batch_size=5, learning_rate=0.1, momentum=0.5)
         expected = reference(module, layout, inputs, labels, jobs, settings)
-        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+        with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
             assert words in cohort.engine, cohort.engine
             found = cohort.train(jobs, settings).cpu()
         assert relative(found, expected).max() < 1e-10, cohort.engine
@@ -344,8 +344,8 @@ def test_models_of_every_kind_equal_the_reference_in_float64_and_repeat_to_the_b
             walk = torch.randint(0, 11, (len(classes), 8), generator=source)
             inputs, labels = walk[:, :-1].contiguous(), walk[:, 1:].contiguous()
         with (
-            Cohort(module, layout, inputs, labels, device="cuda") as cohort,
-            Cohort(module, layout, inputs, labels, plain=True) as plain,
+            Cohort.of(module, layout, inputs, labels, device="cuda") as cohort,
+            Cohort.of(module, layout, inputs, labels, plain=True) as plain,
         ):
             assert "vmapped in a CUDA graph" in cohort.engine, (name, cohort.engine)
             found, again, expected = (
@@ -360,7 +360,7 @@ def test_evaluation_equals_the_reference() -> None:
     for name in ("mlp", "cnn"):
         module = small_model(name, torch.float64)
         layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
-        with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+        with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
             scores = cohort.evaluate(jobs[0].start, inputs, labels)
         layout.load(module, jobs[0].start)
         expected_scores = evaluate(module, inputs, labels)
@@ -373,10 +373,10 @@ def test_chunks_give_the_same_rows_and_progress() -> None:
     module = small_model("mlp")
     layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL, starts=2)
     told: list[int] = []
-    with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+    with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
         whole = cohort.train(jobs, RULES[0])
-        cohort._engine.close()  # what is captured has fitted, and is not measured again
-        cohort._engine._room = lambda *_: 2  # type: ignore[attr-defined]
+        cohort.close()  # what is captured has fitted, and is not measured again
+        cohort._room = lambda *_: 2  # type: ignore[attr-defined]
         parts = cohort.train(jobs, RULES[0], progress=told.append)
     assert torch.equal(whole, parts)
     assert told == [2, 2, 1]
@@ -447,7 +447,7 @@ def test_uploads_on_the_device_are_clipped_and_hidden_like_those_of_the_processo
     module = small_model("mlp")
     layout, inputs, labels, jobs = cohort_data(module, UNEVEN, SMALL)
     weights = np.linspace(0.5, 1.0, len(jobs))
-    with Cohort(module, layout, inputs, labels, device="cuda") as cohort:
+    with Cohort.of(module, layout, inputs, labels, device="cuda") as cohort:
         trained = cohort.train(jobs, RULES[0])
         trained[2, 5] = float("nan")
         here, there = HostUploads(trained.cpu().numpy()), DeviceUploads(trained)

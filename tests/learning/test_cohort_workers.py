@@ -57,7 +57,7 @@ def federation(
     if spoilt is not None:
         inputs[sum(SIZES[:5])] = spoilt
     jobs = [Job(starts[n % 2], own, SimStream(n)) for n, own in enumerate(rows)]
-    return Cohort(module, layout, inputs, labels, workers=workers), jobs
+    return Cohort.of(module, layout, inputs, labels, workers=workers), jobs
 
 
 @contextmanager
@@ -76,8 +76,8 @@ def started() -> Iterator[tuple[Cohort, list[Job]]]:
 
 
 def worker_ids(cohort: Cohort) -> list[int]:
-    assert cohort._engine._pool is not None
-    return [process.pid for process in cohort._engine._pool._processes]
+    assert cohort._pool is not None
+    return [process.pid for process in cohort._pool._processes]
 
 
 def is_running(process: int) -> bool:
@@ -101,9 +101,9 @@ def test_workers_give_bit_for_bit_what_one_process_gives(started) -> None:
     done: list[int] = []
     updates = cohort.train(jobs, WORK, progress=done.append)
     assert sum(done) == len(jobs)
-    assert cohort.train([], WORK).shape == (0, cohort._layout.size)
+    assert cohort.train([], WORK).shape == (0, cohort._problem.layout.size)
     assert torch.equal(updates, same_groups.train(jobs, WORK))
-    assert same_groups._engine._pool is None
+    assert same_groups._pool is None
     alone, _ = federation(workers=1)
     assert torch.allclose(updates, alone.train(jobs, WORK), rtol=1e-4, atol=1e-6)
     assert "2 processes" in cohort.engine
@@ -114,9 +114,9 @@ def test_the_first_shared_round_does_not_count_against_the_workers(monkeypatch: 
     with running() as (cohort, jobs):
         left_to_workers = shared_by(cohort, monkeypatch)
         cohort.train(jobs, WORK)
-        assert not cohort._engine._together.samples
+        assert not cohort._together.samples
         cohort.train(jobs, WORK)
-        assert cohort._engine._together.samples
+        assert cohort._together.samples
     assert len(left_to_workers) == 2
 
 
@@ -133,7 +133,7 @@ def test_work_begins_here_and_moves_to_workers_when_it_lasts(monkeypatch) -> Non
     cohort, jobs = federation()
     with cohort:
         first = cohort.train(jobs, WORK)
-        assert cohort._engine._pool is None
+        assert cohort._pool is None
         monkeypatch.setattr("niss.learning.cpu.WORTH_WORKERS", 0.0)
         assert torch.equal(cohort.train(jobs, WORK), first)
         processes = worker_ids(cohort)
@@ -203,9 +203,9 @@ def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
         "from niss.randomness import SimStream\n"
         "module = build_model('mlp', samples=ImageSamples((1, 6, 6)), classes=10, stream=SimStream(5))\n"
         "data = torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64)\n"
-        "cohort = Cohort(module, FlatLayout.of(module), *data, workers=3)\n"
+        "cohort = Cohort.of(module, FlatLayout.of(module), *data, workers=3)\n"
         "cohort.start()\n"
-        "print(*[process.pid for process in cohort._engine._pool._processes], flush=True)\n"
+        "print(*[process.pid for process in cohort._pool._processes], flush=True)\n"
         "time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
@@ -250,7 +250,7 @@ def test_what_cannot_be_sent_is_trained_here_and_says_why() -> None:
         assert "one process, because the module cannot be pickled" in cohort.engine
         cohort.start()
         assert cohort.train(jobs, WORK).isfinite().all()
-        assert cohort._engine._pool is None
+        assert cohort._pool is None
 
 
 @pytest.mark.slow
@@ -269,7 +269,7 @@ def test_what_workers_cannot_import_is_trained_here_and_says_why(tmp_path, monke
 def shared_by(cohort: Cohort, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From now on: how many groups of each call were left to the workers of this cohort."""
     counts: list[int] = []
-    pool = cohort._engine._pool
+    pool = cohort._pool
     assert pool is not None
     run = pool.run
 

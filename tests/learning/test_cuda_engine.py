@@ -137,7 +137,7 @@ def test_clients_that_agree_in_what_is_frozen_are_stacked_and_others_are_not() -
 def test_few_clients_of_a_recurrent_layer_are_trained_one_after_another() -> None:
     problem = make_problem(Unrolled())
     engine = CudaEngine(problem, device="cpu")
-    assert "fewer than 3 clients" in engine.name
+    assert "fewer than 3 clients" in engine.engine
     assert_equal(engine, problem, [], WORK, (9, 4))
     assert not Eager.made
     assert_equal(engine, problem, [], WORK)

@@ -101,6 +101,6 @@ def test_a_cohort_evaluates_as_the_reference() -> None:
     module = small_mlp()
     layout = FlatLayout.of(module)
     weights = torch.linspace(-1.0, 1.0, layout.size, dtype=torch.float64)
-    found = Cohort(module, layout, *samples(), workers=1).evaluate(weights, *samples(7, seed=1))
+    found = Cohort.of(module, layout, *samples(), workers=1).evaluate(weights, *samples(7, seed=1))
     layout.load(module, weights)
     assert found == evaluate(module, *samples(7, seed=1))

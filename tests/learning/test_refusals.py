@@ -43,13 +43,13 @@ def train(module: nn.Module | None = None, **changes: Any) -> Tensor:
 def cohort(labels: Tensor = LABELS, **options: Any) -> Cohort:
     module = build_model("mlp", samples=ImageSamples((1, 2, 2)), classes=3, stream=STREAM)
     inputs = torch.ones(len(labels), 1, 2, 2)
-    return Cohort(module, FlatLayout.of(module), inputs, labels, **{"workers": 1} | options)
+    return Cohort.of(module, FlatLayout.of(module), inputs, labels, **{"workers": 1} | options)
 
 
 def train_together(start: Tensor | None = None, rows: Tensor | None = None, labels: Tensor = LABELS) -> None:
     """Two jobs, the second as told."""
     some = cohort(labels)
-    vector, both = torch.zeros(some._layout.size), torch.tensor([0, 1])
+    vector, both = torch.zeros(some._problem.layout.size), torch.tensor([0, 1])
     jobs = [Job(vector, both, STREAM)]
     jobs.append(Job(vector if start is None else start, both if rows is None else rows, STREAM))
     some.train(jobs, LocalTraining(epochs=1))
@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[], object], str, str]] = [
     (lambda: train_together(rows=torch.tensor([[0]])), "jobs[1].samples", "must be a 1-D int64"),
     (lambda: train_together(start=torch.zeros(3)), "jobs[1].start", "must be 1-D of length"),
     (
-        lambda: train_together(start=torch.zeros(cohort()._layout.size).double()),
+        lambda: train_together(start=torch.zeros(cohort()._problem.layout.size).double()),
         "jobs[1].start",
         "must be torch.float32",
     ),

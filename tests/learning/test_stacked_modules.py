@@ -292,7 +292,7 @@ def test_a_cohort_equals_the_reference(name: str) -> None:
     task, sizes = problem(name), SIZES
     if name in ("counting", "forgetful", "batch norm"):  # a last batch of one is refused
         sizes = tuple(size for size in SIZES if size % WORK.batch_size != 1)
-    with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
+    with Cohort.of(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         assert ENGINES.get(name, "vmap groups") in cohort.engine
         for some, starts in ((sizes, ()), (sizes[:2], ()), (sizes, two_starts(task))):
             jobs = make_jobs(task, some, starts)
@@ -379,7 +379,7 @@ def test_the_form_of_a_group_follows_the_rule(monkeypatch) -> None:
     loops: list[int] = []
     update_of = Problem.update_of
     monkeypatch.setattr(Problem, "update_of", lambda *given: loops.append(1) or update_of(*given))
-    with Cohort(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
+    with Cohort.of(task.module, task.layout, task.inputs, task.labels, workers=1) as cohort:
         for batch_size, looped in ((400, len(jobs)), (5, 0)):
             loops.clear()
             work = LocalTraining(epochs=1, batch_size=batch_size, learning_rate=0.01)

@@ -1,10 +1,10 @@
 """All clients of a round trained as one cohort: equal to one after another, close to what the machine can do.
 
-    with Cohort(module, FlatLayout.of(module), inputs, labels, device="auto") as cohort:
+    with Cohort.of(module, FlatLayout.of(module), inputs, labels, device="auto") as cohort:
         rows = cohort.train([Job(start, samples, stream), ...], LocalTraining())
 
 Row i is what the reference (`train_client`) gives for client i alone, up to floating-point rounding, on every device
-and with any number of workers. `choose_engine` decides what computes it; `Cohort.engine` says what that was, and why
+and with any number of workers. `Cohort.of` decides what computes it; `Cohort.engine` says what that was, and why
 where a faster way had to be left.
 """
 
@@ -113,16 +113,63 @@ class Problem:
         return train_client(*common, work, stream=job.stream)
 
 
-class Engine(ABC):
-    """Computes the updates of a cohort on one device; `choose_engine` makes it."""
+class Cohort(ABC):
+    """Trains many clients of one module; a context manager that ends its workers or frees its device."""
 
     device: torch.device
     # Bytes of updates the device has room for; None where they lie in the memory of the processor.
     room_for_updates: int | None = None
+    _problem: Problem
+
+    @staticmethod
+    def of(
+        module: nn.Module,
+        layout: FlatLayout,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        device: str = "cpu",
+        workers: int | None = None,
+        tf32: bool = False,
+        plain: bool = False,
+    ) -> Cohort:
+        """The fastest one that equals the reference.
+
+        module, layout  what is trained; the module is scratch space
+        inputs, labels  the samples of all clients; a job names its rows of them
+        device          "cpu", "cuda" (or "cuda:1" and so on), or "auto": the GPU where there is one
+        workers         processes on the CPU, this one among them; None: one for each core
+        tf32            whether a GPU may compute its products in TF32
+        plain           train with the reference loop, in this process, whatever the module and the device
+
+        - cpu: `Mlp` as built in groups of clients, `Cnn` as built client by client, both with a backward pass by
+          hand; small modules without convolutions in groups by vmap, where the clients are many and their batches
+          small; anything else in the reference loop. On all cores, or `workers` of them, where that is faster, unless
+          the module cannot be sent to other processes;
+        - cuda: `Mlp` and `Cnn` as built in fused Triton kernels, in plain torch without Triton or in float64; other
+          modules by vmap where two clients on trial equal the reference, and a step of one does not fill the device;
+          else the reference loop.
+        """
+        if workers is not None:
+            require_whole(workers, field="workers", at_least=1)
+        require_samples(inputs, labels)
+        problem = Problem(module, layout, inputs.detach().contiguous(), labels)
+        if plain or choose_device(device.partition(":")[0]) == "cpu":
+            from niss.learning.cpu import CpuEngine, choose_formulation
+            from niss.learning.cpu.formulations import PlainLoop
+
+            if plain:
+                return CpuEngine(PlainLoop(problem, "it was asked for"), workers=1)
+            count = available_cores() if workers is None else workers
+            reason = _why_one_process(problem.module) if count > 1 else ""
+            return CpuEngine(choose_formulation(problem), workers=1 if reason else count, reason=reason)
+        from niss.learning.cuda import CudaEngine
+
+        return CudaEngine(problem, device="cuda" if device == "auto" else device, tf32=tf32)
 
     @property
     @abstractmethod
-    def name(self) -> str:
+    def engine(self) -> str:
         """Device, formulation and precision in one line, for the manifest; and why not a faster one."""
 
     @abstractmethod
@@ -134,47 +181,83 @@ class Engine(ABC):
 
     @abstractmethod
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
-        """`niss.learning.evaluate` of the module with these weights."""
+        """`niss.learning.evaluate` of the module with these weights, on this device."""
 
     def start(self) -> None:  # noqa: B027
-        """Prepare now what would otherwise be prepared when it is worth it."""
+        """Start worker processes now and wait until they have loaded, instead of when they are worth it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give processes or device memory back; a later call works again."""
+        """End worker processes, free device memory; a later call works again."""
 
+    def __enter__(self) -> Self:
+        return self
 
-def choose_engine(
-    problem: Problem,
-    *,
-    device: str = "cpu",
-    workers: int | None = None,
-    tf32: bool = False,
-    plain: bool = False,
-) -> Engine:
-    """The fastest engine that equals the reference:
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    - `plain`: the reference loop itself, in this process, on the CPU, whatever the device and the module;
-    - cpu: `Mlp` as built in groups of clients, `Cnn` as built client by client, both with a backward pass by
-      hand; small modules without convolutions in groups by vmap, where the clients are many and their batches small;
-      anything else in the reference loop. On all cores, or `workers` of them, where that is faster, unless the module
-      cannot be sent to other processes;
-    - cuda: `Mlp` and `Cnn` as built in fused Triton kernels, in plain torch without Triton or in float64; other
-      modules by vmap where two clients on trial equal the reference, and a step of one does not fill the device;
-      else the reference loop. `tf32` allows TF32 in its products.
-    """
-    if plain or choose_device(device.partition(":")[0]) == "cpu":
-        from niss.learning.cpu import CpuEngine, choose_formulation
-        from niss.learning.cpu.formulations import PlainLoop
+    def train(self, jobs: Sequence[Job], work: LocalTraining, *, progress: Progress | None = None) -> Tensor:
+        """The updates of all jobs, [len(jobs), layout.size], row i that of job i; on a device nothing waits for them.
 
-        if plain:
-            return CpuEngine(PlainLoop(problem, "it was asked for"), workers=1)
-        count = available_cores() if workers is None else workers
-        reason = _why_one_process(problem.module) if count > 1 else ""
-        return CpuEngine(choose_formulation(problem), workers=1 if reason else count, reason=reason)
-    from niss.learning.cuda import CudaEngine
+        A row is what `train_client` returns. On a GPU, modules that draw inside (Dropout) draw other masks than on the
+        CPU, from the same stream.
 
-    return CudaEngine(problem, device="cuda" if device == "auto" else device, tf32=tf32)
+        Raises `ConfigError` for a job that cannot be trained, before any work starts.
+        """
+        self._require_jobs(jobs)
+        layout = self._problem.layout
+        rows = torch.empty((len(jobs), layout.size), dtype=layout.dtype, device=self.device)
+
+        def take(numbers: Sequence[int], updates: Tensor) -> None:
+            if isinstance(numbers, range):
+                rows[numbers.start : numbers.stop] = updates
+            else:
+                rows.index_copy_(0, torch.tensor(numbers, device=self.device), updates)
+            if progress is not None:
+                progress(len(numbers))
+
+        self.perform(work, jobs, take)
+        return rows
+
+    def _require_jobs(self, jobs: Sequence[Job]) -> None:
+        """Refuse starts that are not a vector of the model, and samples that are not rows of the data.
+
+        Tensors that several jobs share are looked at once.
+        """
+        seen: set[int] = set()
+        for number, job in enumerate(jobs):
+            if id(job.start) not in seen:
+                self._require_start(job.start, f"jobs[{number}].start")
+            if id(job.samples) not in seen:
+                self._require_samples(job.samples, f"jobs[{number}].samples")
+            seen |= {id(job.start), id(job.samples)}
+
+    def _require_start(self, start: Tensor, field: str) -> None:
+        layout = self._problem.layout
+        layout.require_vector(start, field=field)
+        if start.dtype != layout.dtype or start.device.type not in ("cpu", self.device.type):
+            raise ConfigError(
+                f"must be {layout.dtype} on the CPU, not {start.dtype} on {start.device}",
+                field=field,
+                hint=f"start.to('cpu', {layout.dtype})",
+            )
+
+    def _require_samples(self, samples: Tensor, field: str) -> None:
+        if samples.ndim != 1 or samples.dtype != torch.int64:
+            raise ConfigError(
+                f"must be a 1-D int64 tensor of row numbers, not {samples.dtype} of shape {tuple(samples.shape)}",
+                field=field,
+            )
+        if not len(samples):
+            raise ConfigError("no samples", field=field, hint="leave clients without data out of the round")
+        lowest, highest = map(int, samples.aminmax())
+        if lowest < 0 or highest >= len(self._problem.labels):
+            raise ConfigError(
+                f"row {lowest if lowest < 0 else highest} does not exist, the data have rows 0 to "
+                f"{len(self._problem.labels) - 1}",
+                field=field,
+                hint="samples are row numbers into the inputs the cohort was made with",
+            )
 
 
 def choose_device(wanted: str, *, field: str = "device") -> str:
@@ -222,128 +305,6 @@ def _why_one_process(module: nn.Module) -> str:
     except Exception as problem:  # a user's module can refuse in any way
         return f"the module cannot be pickled ({type(problem).__name__})"
     return ""
-
-
-class Cohort:
-    """Trains many clients of one module; a context manager that ends its workers or frees its device.
-
-    module, layout  what is trained; the module is scratch space
-    inputs, labels  the samples of all clients; a job names its rows of them
-    device          "cpu", "cuda" (or "cuda:1" and so on), or "auto": the GPU where there is one
-    workers         processes on the CPU, this one among them; None: one for each core
-    tf32            whether a GPU may compute its products in TF32
-    plain           train with the reference loop, in this process, whatever the module and the device
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        layout: FlatLayout,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        device: str = "cpu",
-        workers: int | None = None,
-        tf32: bool = False,
-        plain: bool = False,
-    ) -> None:
-        if workers is not None:
-            require_whole(workers, field="workers", at_least=1)
-        require_samples(inputs, labels)
-        problem = Problem(module, layout, inputs.detach().contiguous(), labels)
-        self._engine = choose_engine(problem, device=device, workers=workers, tf32=tf32, plain=plain)
-        self._layout, self._samples = layout, len(labels)
-
-    @property
-    def engine(self) -> str:
-        """How the clients are trained, in one line."""
-        return self._engine.name
-
-    @property
-    def room_for_updates(self) -> int | None:
-        """Bytes of updates that the device has room for; None where they lie in the memory of the processor."""
-        return self._engine.room_for_updates
-
-    def train(self, jobs: Sequence[Job], work: LocalTraining, *, progress: Progress | None = None) -> Tensor:
-        """The updates of all jobs, [len(jobs), layout.size], row i that of job i; on a device nothing waits for them.
-
-        A row is what `train_client` returns. On a GPU, modules that draw inside (Dropout) draw other masks than on the
-        CPU, from the same stream.
-
-        Raises `ConfigError` for a job that cannot be trained, before any work starts.
-        """
-        self._require_jobs(jobs)
-        shape, device = (len(jobs), self._layout.size), self._engine.device
-        rows = torch.empty(shape, dtype=self._layout.dtype, device=device)
-
-        def take(numbers: Sequence[int], updates: Tensor) -> None:
-            if isinstance(numbers, range):
-                rows[numbers.start : numbers.stop] = updates
-            else:
-                rows.index_copy_(0, torch.tensor(numbers, device=device), updates)
-            if progress is not None:
-                progress(len(numbers))
-
-        self._engine.perform(work, jobs, take)
-        return rows
-
-    def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
-        """`niss.learning.evaluate` of the module with these weights, on the engine's device."""
-        return self._engine.evaluate(weights, inputs, labels)
-
-    def start(self) -> None:
-        """Start worker processes now and wait until they have loaded, instead of when they are worth it."""
-        self._engine.start()
-
-    def close(self) -> None:
-        """End worker processes, free device memory. A later call works again."""
-        self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _require_jobs(self, jobs: Sequence[Job]) -> None:
-        """Refuse starts that are not a vector of the model, and samples that are not rows of the data.
-
-        Tensors that several jobs share are looked at once.
-        """
-        seen: set[int] = set()
-        for number, job in enumerate(jobs):
-            if id(job.start) not in seen:
-                self._require_start(job.start, f"jobs[{number}].start")
-            if id(job.samples) not in seen:
-                self._require_samples(job.samples, f"jobs[{number}].samples")
-            seen |= {id(job.start), id(job.samples)}
-
-    def _require_start(self, start: Tensor, field: str) -> None:
-        layout = self._layout
-        layout.require_vector(start, field=field)
-        if start.dtype != layout.dtype or start.device.type not in ("cpu", self._engine.device.type):
-            raise ConfigError(
-                f"must be {layout.dtype} on the CPU, not {start.dtype} on {start.device}",
-                field=field,
-                hint=f"start.to('cpu', {layout.dtype})",
-            )
-
-    def _require_samples(self, samples: Tensor, field: str) -> None:
-        if samples.ndim != 1 or samples.dtype != torch.int64:
-            raise ConfigError(
-                f"must be a 1-D int64 tensor of row numbers, not {samples.dtype} of shape {tuple(samples.shape)}",
-                field=field,
-            )
-        if not len(samples):
-            raise ConfigError("no samples", field=field, hint="leave clients without data out of the round")
-        lowest, highest = map(int, samples.aminmax())
-        if lowest < 0 or highest >= self._samples:
-            raise ConfigError(
-                f"row {lowest if lowest < 0 else highest} does not exist, the data have rows 0 to "
-                f"{self._samples - 1}",
-                field=field,
-                hint="samples are row numbers into the inputs the cohort was made with",
-            )
 
 
 def numbers_by_start(jobs: Sequence[Job]) -> list[list[int]]:

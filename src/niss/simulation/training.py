@@ -95,7 +95,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             self._silos = SiloSums(
                 inputs.module, inputs.layout, examples, device=device, workers=cores, tf32=training.tf32
             )
-        self._cohort = Cohort(
+        self._cohort = Cohort.of(
             copy.deepcopy(inputs.module),
             inputs.layout,
             *examples,

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from niss.learning.cohort import Engine, Job, Problem, TakeUpdates, numbers_by_start
+from niss.learning.cohort import Cohort, Job, Problem, TakeUpdates, numbers_by_start
 from niss.learning.cpu.formulations import MOST_CLIENTS, CnnLoop, MlpGroups, PlainLoop
 from niss.learning.cpu.pool import CannotLoad, Group, Pool
 from niss.learning.cpu.vmap import VmapGroups, why_not
@@ -58,7 +58,7 @@ class Pace:
 
 
 def choose_formulation(problem: Problem) -> PlainLoop:
-    """The fastest way to train a group in one process that equals the reference; see `choose_engine`.
+    """The fastest way to train a group in one process that equals the reference; see `Cohort.of`.
 
     Where it is the plain loop, its name says why. Convolutions are never stacked: on a CPU that is slower than one
     client at a time.
@@ -74,7 +74,7 @@ def choose_formulation(problem: Problem) -> PlainLoop:
     return stacked if reason is None else PlainLoop(problem, reason)
 
 
-class CpuEngine(Engine):
+class CpuEngine(Cohort):
     """Trains groups of clients in this process and, once there is enough to do, in worker processes beside it.
 
     Where work is done is decided by clocks:
@@ -95,14 +95,18 @@ class CpuEngine(Engine):
         self._have_shared = False
 
     @property
-    def name(self) -> str:
+    def _problem(self) -> Problem:  # type: ignore[override]
+        return self._formulation.problem
+
+    @property
+    def engine(self) -> str:
         where = f"{self._workers} processes" if self._workers > 1 else "one process"
         because = f", because {self._reason}" if self._reason else ""
-        dtype = str(self._formulation.problem.layout.dtype).removeprefix("torch.")
+        dtype = str(self._problem.layout.dtype).removeprefix("torch.")
         return f"cpu: {where}{because}; {self._formulation.name}; {dtype}"
 
     def perform(self, work: LocalTraining, jobs: Sequence[Job], take: TakeUpdates) -> None:
-        """As `Engine.perform`, group by group; the same bits from this process and from workers."""
+        """As `Cohort.perform`, group by group; the same bits from this process and from workers."""
         form = self._formulation
         groups = make_groups(jobs, form.largest_group, self._workers, partial(form.gains, work))
         passes = work.epochs if isinstance(work, LocalTraining) else 1
@@ -131,7 +135,7 @@ class CpuEngine(Engine):
             raise
 
     def evaluate(self, weights: Tensor, inputs: Tensor, labels: Tensor) -> Evaluation:
-        problem = self._formulation.problem
+        problem = self._problem
         problem.layout.load(problem.module, weights)
         return evaluate(problem.module, inputs, labels)
 
@@ -148,7 +152,7 @@ class CpuEngine(Engine):
     @cached_property
     def _updates(self) -> Tensor:
         """Room for a group, used again and again: fresh memory costs more than filling it."""
-        layout = self._formulation.problem.layout
+        layout = self._problem.layout
         return torch.empty(self._formulation.largest_group, layout.size, dtype=layout.dtype)
 
     def _train(self, work: LocalTraining, group: Group, take: TakeUpdates) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from niss.learning.cohort import (
     BatchTable,
-    Engine,
+    Cohort,
     Job,
     Problem,
     TakeUpdates,
@@ -122,7 +122,7 @@ def _kernel_steps(problem: Problem) -> type[MlpSteps] | type[CnnSteps] | None:
     return steps if steps.fit(problem) else None
 
 
-class CudaEngine(Engine):
+class CudaEngine(Cohort):
     """Trains many clients at once on one CUDA device, where the data of all clients lie.
 
     Captured programs are kept for the next round as long as it has as many clients and the same rule of SGD:
@@ -148,7 +148,7 @@ class CudaEngine(Engine):
             self._formulation = choose_formulation(self._problem)
 
     @property
-    def name(self) -> str:
+    def engine(self) -> str:
         digits = str(self._problem.layout.dtype).removeprefix("torch.")
         if digits == "float32":
             if self._tf32:
@@ -170,7 +170,7 @@ class CudaEngine(Engine):
             return self._evaluation(weights)
 
     def perform(self, work: LocalTraining, jobs: Sequence[Job], take: TakeUpdates) -> None:
-        """As `Engine.perform`; the updates may still be on their way when `take` gets them.
+        """As `Cohort.perform`; the updates may still be on their way when `take` gets them.
 
         Stacked training takes as many clients at once as the device holds. Anything else goes client by client.
         """
