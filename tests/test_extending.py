@@ -116,9 +116,9 @@ def test_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module.Guess = Guess  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(attacks.EXPERIMENTS, "guess", "attack_that_guesses.Guess")
-    from niss.cli import attack
+    from niss.cli import experiments
 
-    commands = attack._load_app()
+    commands = experiments._load_attacks()
     out = tmp_path / "attack"
     done = CliRunner().invoke(commands, ["guess", "--size", "9", "--out", str(out), "--json"])
     assert done.exit_code == 0, (done.output, done.exception)

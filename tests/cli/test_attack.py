@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from niss.attacks import inversion
-from niss.cli.attack import app
+from niss.cli.experiments import attack_app as app
 from niss.errors import ConfigError
 
 COMMANDS = ("dlg", "invert", "joint", "collude", "average", "fake-dropout", "rerun", "carried", "audit")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.terminals import run_python
+from niss.cli.up import check_app, new_app
 from niss.errors import ConfigError
-from niss.local.apps import check_app, new_app
 
 KINDS = {"clients": "flower_app", "silos": "silos_images"}
 

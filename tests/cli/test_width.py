@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from niss.accounting import outlook
-from niss.cli.data import list_command
+from niss.cli.services import list_command
 from niss.cli.terminal import RoundProgress, print_aligned, print_sentence, print_table, results, width_asked
 
 MEASURED, PREDICTED = "Noise variance, measured", "Noise variance, predicted"

@@ -101,8 +101,8 @@ def test_python_m_niss(tmp_path: Path) -> None:
 def test_experiments_are_said_to_be_elsewhere(tmp_path: Path, arguments: list[str]) -> None:
     """As in an environment into which niss was installed: its files are far from any checkout."""
     code = (
-        "import sys, niss.cli.reproduce as r; from pathlib import Path; "
-        f"r.__file__ = {str(tmp_path / 'site' / 'reproduce.py')!r}; "
+        "import sys, niss.cli.experiments as r; from pathlib import Path; "
+        f"r.__file__ = {str(tmp_path / 'site' / 'experiments.py')!r}; "
         "from niss.cli import main; main()"
     )
     done = run_python(code, *arguments, cwd=tmp_path)
@@ -115,16 +115,16 @@ def test_experiments_are_said_to_be_elsewhere(tmp_path: Path, arguments: list[st
 def test_experiments_are_found_around_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from niss.cli import reproduce
+    from niss.cli import experiments
 
     checkout = tmp_path / "checkout"
     (checkout / "experiments" / "reproduce").mkdir(parents=True)
     (checkout / "experiments" / "reproduce" / "__init__.py").touch()
     (checkout / "docs").mkdir()
-    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "site" / "reproduce.py"))
+    monkeypatch.setattr(experiments, "__file__", str(tmp_path / "site" / "experiments.py"))
     monkeypatch.chdir(checkout / "docs")
-    assert reproduce.find_checkout() is None
+    assert experiments.find_checkout() is None
     (checkout / "pyproject.toml").write_text('[project]\nname = "other"\n')
-    assert reproduce.find_checkout() is None
+    assert experiments.find_checkout() is None
     (checkout / "pyproject.toml").write_text('[project]\nname = "niss"\n')
-    assert reproduce.find_checkout() == checkout
+    assert experiments.find_checkout() == checkout

@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 
 from examples.test_flower_app import finished_report, needs_ray
 from flower.grid import FakeGrid
-from niss.local.apps import app_settings
+from niss.cli.up import app_settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 APPS = {"silos-hospitals": "silos_hospitals", "silos-images": "silos_images"}

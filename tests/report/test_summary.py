@@ -17,8 +17,8 @@ import pytest
 
 from niss.accounting import Charge, Ledger, LedgerFile, Plan, forecast, make_statement
 from niss.claims import rounded_up
-from niss.cli.data import export_command
 from niss.cli.plan import plan_command
+from niss.cli.services import export_command
 from niss.errors import ConfigError, RunFolderError
 from niss.report import read_report_input, summary_rows, write_report
 from niss.report.attacks import attack_cell

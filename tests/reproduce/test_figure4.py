@@ -16,7 +16,7 @@ from experiments.reproduce.results import kept_pictures, merge_results, read_res
 from experiments.reproduce.runner import OutOfTime, Watch
 from experiments.reproduce.sensitivity import NBAFL, find_reading
 from experiments.reproduce.tables import figure_4_table, leaks_in_order
-from niss.cli import reproduce
+from niss.cli import experiments
 from niss.errors import ConfigError, RunFolderError
 
 IMAGE = "mnist-mini:0"
@@ -123,20 +123,22 @@ def test_calibrated_noise_in_the_sum_is_a_sixteenth_of_dp_fedavg_s():
 def test_on_the_command_line(places, tmp_path):
     flags = ["figure-4", f"--image={IMAGE}", "--seeds=1", "--iterations=5", "--restarts=1", "--device=cpu"]
     flags += [f"--out={places['out']}", f"--work={places['work']}"]
-    run = CliRunner().invoke(reproduce.app, [*flags, "--level=fedavg,niss"])
+    run = CliRunner().invoke(experiments.reproduce_app, [*flags, "--level=fedavg,niss"])
     assert run.exit_code == 0, run.output
     assert str(places["out"] / "figure-4.png") in run.stdout.splitlines()
-    dry = CliRunner().invoke(reproduce.app, [*flags, "--dry-run"])
+    dry = CliRunner().invoke(experiments.reproduce_app, [*flags, "--dry-run"])
     assert dry.stdout == "mnist-mini:0: 7 cells left, about 3 min on one CPU core\n"
-    again = CliRunner().invoke(reproduce.app, ["figures", f"--out={places['out']}"])
+    again = CliRunner().invoke(experiments.reproduce_app, ["figures", f"--out={places['out']}"])
     assert again.exit_code == 0, again.output
-    nowhere = CliRunner().invoke(reproduce.app, ["figures", f"--out={tmp_path / 'nowhere'}"])
+    nowhere = CliRunner().invoke(experiments.reproduce_app, ["figures", f"--out={tmp_path / 'nowhere'}"])
     assert isinstance(nowhere.exception, RunFolderError)
 
 
 @pytest.mark.parametrize("flag", ["--image=photo.png", "--image=mnist-mini:x", "--level=nothing", "--level="])
 def test_bad_flags(flag, tmp_path):
-    run = CliRunner().invoke(reproduce.app, ["figure-4", f"--image={IMAGE}", flag, f"--out={tmp_path}"])
+    run = CliRunner().invoke(
+        experiments.reproduce_app, ["figure-4", f"--image={IMAGE}", flag, f"--out={tmp_path}"]
+    )
     assert isinstance(run.exception, ConfigError)
     assert not list(tmp_path.iterdir())
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from experiments.reproduce.claims import check_claims
 from experiments.reproduce.results import Result, read_result, write_result
 from experiments.reproduce.text import TABLES, computed_text, disagreements, fill, results_folder
-from niss.cli import reproduce
-from niss.cli.reproduce import verify_command
+from niss.cli import experiments
+from niss.cli.experiments import verify_command
 from niss.errors import ConfigError, RunFolderError
 from support.results import keep, made_up_cell
 
@@ -60,7 +60,7 @@ def test_a_panel_on_the_command_line(tmp_path):
     out, work = tmp_path / "results" / "paper", tmp_path / "work"
     common = ["--rounds=2", "--device=cpu", *SMALL, f"--out={out}", f"--work={work}"]
     run = CliRunner().invoke(
-        reproduce.app, ["figure-3", "--panel=mnist-mini-mlp-iid", "--seeds=1", "--x=0,1", *common]
+        experiments.reproduce_app, ["figure-3", "--panel=mnist-mini-mlp-iid", "--seeds=1", "--x=0,1", *common]
     )
     assert run.exit_code == 0, run.output
     assert "mnist-mini-mlp-iid (1 of 1)" in run.stderr
@@ -74,8 +74,8 @@ def test_a_panel_on_the_command_line(tmp_path):
     other = tmp_path / "elsewhere"
     arguments = ["figure-3", "--panel=mnist-mini-mlp-iid", "--seeds=1", "--first-seed=2", "--x=0,1"]
     arguments += [*common[:-2], f"--out={other}", f"--work={work}", "--quiet"]
-    assert CliRunner().invoke(reproduce.app, arguments).exit_code == 0
-    assert CliRunner().invoke(reproduce.app, ["merge", str(other), f"--out={out}"]).exit_code == 0
+    assert CliRunner().invoke(experiments.reproduce_app, arguments).exit_code == 0
+    assert CliRunner().invoke(experiments.reproduce_app, ["merge", str(other), f"--out={out}"]).exit_code == 0
     merged = read_result(out / "figure-3" / "mnist-mini-mlp-iid.json")
     assert merged is not None
     assert {cell.labels["seed"] for cell in merged.cells} == {1, 2}
@@ -90,19 +90,19 @@ def test_a_panel_on_the_command_line(tmp_path):
 
 def test_what_would_be_run(tmp_path):
     keep(tmp_path, made_up({0.0: [0.9]}))
-    run = CliRunner().invoke(reproduce.app, ["figure-3", "--dry-run", f"--out={tmp_path}"])
+    run = CliRunner().invoke(experiments.reproduce_app, ["figure-3", "--dry-run", f"--out={tmp_path}"])
     assert run.exit_code == 0
     lines = run.stdout.splitlines()
     assert lines[0] == "mnist-mlp-iid: 11 cells left, about 30 s on an H200"
     assert len(lines) == 8
-    assert "`nbafl`" in CliRunner().invoke(reproduce.app, ["readings"]).stdout
+    assert "`nbafl`" in CliRunner().invoke(experiments.reproduce_app, ["readings"]).stdout
 
 
 @pytest.mark.parametrize(
     "arguments", [["figure-3", "--x=a"], ["figure-3", "--panel=x"], ["beyond", "--setting=x"]]
 )
 def test_bad_flags(arguments, tmp_path):
-    run = CliRunner().invoke(reproduce.app, [*arguments, f"--out={tmp_path}"])
+    run = CliRunner().invoke(experiments.reproduce_app, [*arguments, f"--out={tmp_path}"])
     assert isinstance(run.exception, ConfigError)
 
 

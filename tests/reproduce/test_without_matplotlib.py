@@ -14,7 +14,7 @@ class Missing:
             raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
 sys.meta_path.insert(0, Missing())
-from niss.cli.reproduce import app
+from niss.cli.experiments import reproduce_app as app
 app(sys.argv[1:])
 """
 

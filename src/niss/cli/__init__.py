@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from niss.cli import account, attack, data, plan, reproduce, services, simulate, up
+from niss.cli import account, experiments, plan, services, simulate, up
 from niss.cli.errors import CRASHED, EXIT_CODES, INTERRUPTED, optional_packages, print_error, report_crash
 from niss.cli.launch import only_first_speaks, refuse_together
 from niss.cli.options import Quiet, examples, register
@@ -37,16 +37,16 @@ register(app, "run")(simulate.run_command)
 register(app, "compare")(simulate.compare_command)
 register(app, "plan")(plan.plan_command)
 register(app, "account")(account.account_command)
-register(app, "report")(data.report_command)
-register(app, "export")(data.export_command)
+register(app, "report")(services.report_command)
+register(app, "export")(services.export_command)
 register(app, "ui")(services.ui_command)
 register(app, "tracker")(services.tracker_command)
 register(app, "up")(up.up_command)
 register(app, "new")(up.new_command)
-register(app, "verify")(reproduce.verify_command)
-app.add_typer(attack.app, name="attack")
-app.add_typer(reproduce.app, name="reproduce")
-app.add_typer(data.app, name="data")
+register(app, "verify")(experiments.verify_command)
+app.add_typer(experiments.attack_app, name="attack")
+app.add_typer(experiments.reproduce_app, name="reproduce")
+app.add_typer(services.data_app, name="data")
 app.add_typer(services.keys_app, name="keys")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import keyword
 import re
 import shutil
 import signal
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing_extensions import Doc
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import kept_on_interrupt, print_json, say
 from niss.errors import ConfigError, NissError
-from niss.files import SHARED, read_json, write_json
+from niss.files import SHARED, read_json, write_atomically, write_json
 
 if TYPE_CHECKING:
     from niss.local.deployment import Settings
@@ -32,6 +33,19 @@ _MORE_NODES = "use more nodes, or assume fewer colluders: --set collusion=0"
 # So few clients that the noise is a match for the updates: with half of the app's clip they learn faster.
 _FOR_FEW_NODES = {"clip": 1.0}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+RESUME = "resume"
+"""The setting that names the folder in which the ServerApp saves the run."""
+# What every app must have among its settings; those of trackers where there is one.
+_NEEDED = ("server-key", "coalition", "report", "min-nodes", "rounds")
+_FOR_TRACKERS = ("tracker", "tracker-ca")
+# By kind of app: its folder among the examples and where a wheel has it, its package and its project.
+_BUILT_IN = {
+    "clients": ("flower_app", "app", "flower_app", "niss-flower-app"),
+    "silos": ("silos-images", "silos_app", "silos_images", "niss-silos-images"),
+}
+# What a project may be called, beginning with a letter, as its package has to.
+_NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_INSTALL = "pip install '../..[flower]' 'flwr[simulation]'"
 
 
 @dataclass(frozen=True)
@@ -53,8 +67,6 @@ def new_command(options: NewOptions) -> None:
     niss new apps/digits      then: niss up --app apps/digits
     niss new --silos my-silos
     """
-    from niss.local.apps import new_app
-
     folder = new_app(options.folder, "silos" if options.silos else "clients")
     typer.echo(str(folder))
     say(f"try it: niss up --app {folder}, or: cd {folder} && flwr run . --stream")
@@ -111,7 +123,6 @@ def _prepared(folder: Path, options: UpOptions) -> tuple[Settings, Path, dict[st
 
     What cannot work is refused before anything is started.
     """
-    from niss.local.apps import RESUME, app_settings, built_in_app, check_app
     from niss.local.deployment import Settings
 
     if options.resume is not None:
@@ -245,3 +256,71 @@ def _parse(settings: list[str]) -> dict[str, Any]:
                 f"expected KEY=VALUE in TOML, got {entry!r}", field="--set", hint='for example mode="repair"'
             ) from None
     return values
+
+
+def built_in_app(kind: str = "clients") -> Path:
+    """The app that learns digits and hides `clients` or the records of `silos`; a wheel has both beside this file."""
+    example, inside, *_ = _BUILT_IN[kind]
+    packaged = Path(__file__).parents[1] / "local" / inside
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / example
+
+
+def app_settings(app: Path) -> dict[str, Any]:
+    """The settings of a Flower app, `[tool.flwr.app.config]`, with names as `--run-config` has them."""
+    try:
+        project = tomllib.loads((app / "pyproject.toml").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{app} is not a Flower app: {error}", field="--app") from None
+    return _flat(project.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {}))
+
+
+def check_app(app: Path, more: Iterable[str], *, tracker: bool) -> None:
+    """Refuse an app that does not know the settings it would be given, those in `more` and those of the federation.
+
+    Flower would call that an invalid configuration. `tracker` says whether there is one.
+    """
+    known = app_settings(app)
+    wanted = [*_NEEDED, *(_FOR_TRACKERS if tracker else ()), *more]
+    if missing := [name for name in dict.fromkeys(wanted) if name not in known]:
+        raise ConfigError(
+            f"{app} has no setting {', '.join(map(repr, missing))}",
+            field="--app",
+            hint="add what is missing to [tool.flwr.app.config] in its pyproject.toml, for example "
+            f'{missing[0]} = "", and use it as the ServerApp of the built-in app does',
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def new_app(folder: Path, kind: str = "clients") -> Path:
+    """Write the built-in app of that kind into `folder`, which must not exist, named like it; returns the folder.
+
+    Its package is the name as Python takes it, so `my-app` has the package `my_app`.
+    """
+    name = folder.name
+    package = re.sub(r"[._-]+", "_", name.lower())
+    if not _NAME.fullmatch(name) or keyword.iskeyword(package):
+        raise ConfigError(
+            f"{name!r} cannot be the name of an app",
+            field="NAME",
+            hint="take letters, digits and hyphens, such as my-app",
+        )
+    if folder.exists():
+        raise ConfigError(f"{folder} already exists", field="NAME", hint="choose another name")
+    template, (*_, old, project) = built_in_app(kind), _BUILT_IN[kind]
+    for path in sorted(template.rglob("*")):
+        if path.is_dir() or "__pycache__" in path.parts:
+            continue
+        target = folder / Path(
+            *(package if part == old else part for part in path.relative_to(template).parts)
+        )
+        text = path.read_text(encoding="utf-8").replace(old, package).replace(project, name)
+        text = text.replace(_INSTALL, "pip install 'niss[flower,train]' 'flwr[simulation]'")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, text.encode("utf-8"), mode=SHARED)
+    return folder
