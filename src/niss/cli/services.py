@@ -1,4 +1,4 @@
-"""`niss data`, datasets in; `report` and `export`, pages and numbers out; `tracker` and `ui`, which stay; and `keys`."""
+"""`niss data`, datasets in; `report` and `export`, pages and numbers out; the services `tracker`, `ui`; and `keys`."""
 
 from __future__ import annotations
 

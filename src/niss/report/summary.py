@@ -221,33 +221,23 @@ def caveats(report: ReportInput) -> list[str]:
     if not report.finished or len(report.methods) == 1:
         return []
     scored = _scored(report)
-    remarks = []
-    proven = [one for one in scored if one.result.epsilon_joint is not None]
-    trusting = [one for one in proven if one.result.trusts_the_server]
-    if trusting:
-        trusts, its, is_ = (
-            ("trusts", "its", "it is") if len(trusting) == 1 else ("trust", "their", "they are")
-        )
-        remarks.append(
-            f"{_names_with_accuracy(trusting)} {trusts} the server with the clear updates, so {its} ε holds "
-            f"only for those who see the released models; {is_} left out of the finding."
-        )
-    unproven = [one for one in scored if one.result.is_private and one.result.epsilon_joint is None]
     affordable = _within_budget(scored, report)
-    dearer = [one for one in scored if one.is_protected and one not in affordable]
-    for methods, has, have in (
-        (
-            unproven,
-            "has no guarantee in the joint view and is",
-            "have no guarantee in the joint view and are",
-        ),
-        (dearer, "spends more than the target ε and is", "spend more than the target ε and are"),
-    ):
-        if methods:
-            verb = has if len(methods) == 1 else have
-            remarks.append(f"{_names_with_accuracy(methods)} {verb} left out of the finding.")
-    remarks.append("Each method was run once, so small differences between neighbours may be chance.")
-    return remarks
+    proven = [one for one in scored if one.result.epsilon_joint is not None]
+    left_out = {
+        "since the server is trusted with the clear updates, and ε holds only for those who see the released models": [
+            one for one in proven if one.result.trusts_the_server
+        ],
+        "for want of a guarantee in the joint view": [
+            one for one in scored if one.result.is_private and one not in proven
+        ],
+        "for more than the target ε": [one for one in scored if one.is_protected and one not in affordable],
+    }
+    remarks = [
+        f"Left out of the finding {why}: {_listed([f'{one.result.label} ({one.accuracy})' for one in methods])}."
+        for why, methods in left_out.items()
+        if methods
+    ]
+    return [*remarks, "Each method was run once, so small differences between neighbours may be chance."]
 
 
 def _unfinished(report: ReportInput) -> str:
@@ -358,10 +348,6 @@ def _points(tenths: int) -> str:
 
 def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _names_with_accuracy(scored: list[Scored]) -> str:
-    return _listed([f"{one.result.label} ({one.accuracy})" for one in scored])
 
 
 COLUMNS = (
