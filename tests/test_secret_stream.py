@@ -28,6 +28,12 @@ def draw(seed: bytes, count: int, deviation: float, **block: int) -> NDArray[np.
     return np.concatenate(list(SecretStream(seed).gaussian_grid(count, deviation, **block)))
 
 
+def keystream(words: int) -> bytes:
+    """Of the second seed, written again from the words of the docstring."""
+    key = hashlib.blake2b(SEEDS[1], key=b"niss.secret-stream.v1", digest_size=64).digest()[:32]
+    return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * words))
+
+
 GOLDEN = [
     (
         SEEDS[0],
@@ -65,9 +71,7 @@ def test_a_large_deviation_shows_every_bit() -> None:
 
 def test_the_stream_is_what_it_is_documented_to_be() -> None:
     """Written again from the words of the docstring, with scipy's quantile: the same whole numbers."""
-    key = hashlib.blake2b(SEEDS[1], key=b"niss.secret-stream.v1", digest_size=64).digest()[:32]
-    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * 20_000))
-    odd = np.frombuffer(stream, dtype="<i8") | 1
+    odd = np.frombuffer(keystream(20_000), dtype="<i8") | 1
     assert np.abs(odd).min() > 2**44, "a draw from the tail needs the second keystream"
     expected = np.rint(-1000.0 * np.sign(odd) * special.ndtri(np.abs(odd) / 2.0**64)).astype(np.int64)
     np.testing.assert_array_equal(draw(SEEDS[1], 20_000, 1000.0), expected)
@@ -103,9 +107,7 @@ def test_added_noise_is_the_stream_and_cancels_to_the_last_bit(dtype: Any) -> No
 
 
 def test_coins_are_the_leading_bits_of_the_keystream_however_they_are_cut() -> None:
-    key = hashlib.blake2b(SEEDS[1], key=b"niss.secret-stream.v1", digest_size=64).digest()[:32]
-    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * 20_000))
-    expected = [(word >> 11) / 2**53 for word in np.frombuffer(stream, dtype="<u8").tolist()]
+    expected = [(word >> 11) / 2**53 for word in np.frombuffer(keystream(20_000), dtype="<u8").tolist()]
     for block in (1, 7, 4096, 10**6):
         whole = np.concatenate(list(SecretStream(SEEDS[1]).uniforms(20_000, block=block)))
         assert whole.tolist() == expected

@@ -20,6 +20,17 @@ import pytest
 from niss.data.catalog import CIFAR10, MNIST, DatasetSpec, Digest, SourceFile
 from niss.data.formats import IDX_FILES, CifarLayout
 
+# Of the official files, by dataset: how often each class is in the training and in the test set.
+CLASS_COUNTS = {
+    "mnist": (
+        [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+        [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+    ),
+    "fashion-mnist": ([6000] * 10, [1000] * 10),
+    "cifar10": ([5000] * 10, [1000] * 10),
+    "cifar100": ([500] * 100, [100] * 100),
+}
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -10,21 +10,11 @@ import pytest
 
 from niss.data import find, load_dataset
 from niss.data.catalog import spec_named
+from tests.data.conftest import CLASS_COUNTS
 from tools.build_mnist_mini import cut_mini
 
 # Read at import: the tests themselves run with NISS_DATA taken away.
 FULL_DATA = os.environ.get("NISS_DATA", "")
-
-
-CLASS_COUNTS = {
-    "mnist": (
-        [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
-        [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
-    ),
-    "fashion-mnist": ([6000] * 10, [1000] * 10),
-    "cifar10": ([5000] * 10, [1000] * 10),
-    "cifar100": ([500] * 100, [100] * 100),
-}
 
 
 def load(name: str):

@@ -13,11 +13,8 @@ import pytest
 from niss.data import PACKAGED, fetch_dataset, load_dataset
 from niss.errors import DataError
 from niss.randomness import SimStream
+from tests.data.conftest import CLASS_COUNTS
 from tools.build_mnist_mini import PLACE, pack_npz, stratified_cut
-
-# Class counts of the official training and test sets.
-OFFICIAL_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-OFFICIAL_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +34,7 @@ def test_sizes_types_and_normalisation(dataset):
     assert pixels.std() == pytest.approx(dataset.std[0], abs=0.002)
 
 
-@pytest.mark.parametrize(("part", "official"), [("train", OFFICIAL_TRAIN), ("test", OFFICIAL_TEST)])
+@pytest.mark.parametrize(("part", "official"), [*zip(("train", "test"), CLASS_COUNTS["mnist"], strict=True)])
 def test_classes_are_within_one_image_of_their_official_share(dataset, part, official):
     labels = getattr(dataset, f"{part}_labels")
     for count, original in zip(np.bincount(labels).tolist(), official, strict=True):

@@ -18,14 +18,25 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-@needs_ray
-def test_two_rounds_in_simulation(tmp_path):
+def simulated(folder: Path, app: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The report of a run of the app with six clients that Flower simulates."""
     from niss.local.deployment import Deployment, Settings
 
     settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
-    with Deployment(tmp_path, settings) as federation:
-        run = federation.submit(EXAMPLE, {"rounds": 2, "noisy-accuracy": True})
-        report = finished_report(federation, run)
+    with Deployment(folder, settings) as federation:
+        run, end = federation.submit(app, wanted), time.monotonic() + 300.0
+        while not federation.status(run).startswith("finished"):
+            assert time.monotonic() < end, "the run did not end in time"
+            time.sleep(1.0)
+        log = (folder / "logs" / "superlink.log").read_text()[-4000:]
+        assert federation.status(run) == "finished:completed", log
+        report: dict[str, Any] = json.loads(federation.report.read_text())
+    return report
+
+
+@needs_ray
+def test_two_rounds_in_simulation(tmp_path):
+    report = simulated(tmp_path, EXAMPLE, {"rounds": 2, "noisy-accuracy": True})
     assert [one["survivors"] for one in report["rounds"]] == [6, 6]
     assert all(one["exact"] for one in report["rounds"])
     statement = report["statement"]
@@ -46,28 +57,13 @@ def test_two_rounds_in_simulation(tmp_path):
 @needs_ray
 @pytest.mark.slow
 def test_noise_that_cancels_across_rounds_in_simulation(tmp_path):
-    from niss.local.deployment import Deployment, Settings
-
-    settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
-    with Deployment(tmp_path, settings) as federation:
-        wanted = {"rounds": 4, "carry": True, "separation": 2, "collusion": 0.0}
-        report = finished_report(federation, federation.submit(EXAMPLE, wanted))
+    wanted = {"rounds": 4, "carry": True, "separation": 2, "collusion": 0.0}
+    report = simulated(tmp_path, EXAMPLE, wanted)
     assert [one["survivors"] for one in report["rounds"]] == [3] * 4
     assert all(one["exact"] for one in report["rounds"])
     assert report["rounds"][-1]["carried_variance"] == 0.0 < report["rounds"][0]["carried_variance"]
     assert report["statement"]["epsilon_joint"] <= 8.0
     assert "over a run of 4 committed rounds as a whole" in report["statement"]["words"]
-
-
-def finished_report(federation: Any, run: str) -> dict[str, Any]:
-    end = time.monotonic() + 300.0
-    while not federation.status(run).startswith("finished"):
-        assert time.monotonic() < end, "the run did not end in time"
-        time.sleep(1.0)
-    log = (federation.folder / "logs" / "superlink.log").read_text()[-4000:]
-    assert federation.status(run) == "finished:completed", log
-    report: dict[str, Any] = json.loads(federation.report.read_text())
-    return report
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.test_flower_app import finished_report, needs_ray
+from examples.test_flower_app import needs_ray, simulated
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lora_app"
 
@@ -55,11 +55,7 @@ def test_what_is_sent_is_put_back(task):
 @needs_ray
 @pytest.mark.slow
 def test_two_rounds_in_simulation(tmp_path):
-    from niss.local.deployment import Deployment, Settings
-
-    settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
-    with Deployment(tmp_path, settings) as federation:
-        report = finished_report(federation, federation.submit(EXAMPLE, {"rounds": 2}))
+    report = simulated(tmp_path, EXAMPLE, {"rounds": 2})
     assert [one["survivors"] for one in report["rounds"]] == [6, 6]
     assert report["statement"]["epsilon_joint"] <= 8.0
     # Four bytes a number, and some for keys and signatures: nothing of the base's 20,000 numbers.
