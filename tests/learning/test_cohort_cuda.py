@@ -20,7 +20,7 @@ if __name__ == "__main__" and "cryptography" not in sys.modules:
         for missing in ("", ".hazmat", ".hazmat.primitives", ".hazmat.primitives.ciphers"):
             sys.modules["cryptography" + missing] = ModuleType("cryptography" + missing)
         ciphers = sys.modules["cryptography.hazmat.primitives.ciphers"]
-        ciphers.Cipher = ciphers.algorithms = ciphers.modes = None  # type: ignore[attr-defined]
+        ciphers.Cipher = ciphers.CipherContext = ciphers.algorithms = ciphers.modes = None  # type: ignore[attr-defined]
 
 from niss.graph import ShareGraph
 from niss.learning import (
