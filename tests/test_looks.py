@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,12 +97,20 @@ def test_dark_figures_are_light_on_nothing():
 
 
 def test_a_sheet_shows_recovered_pictures_as_they_are():
-    """Pixel for pixel, in grey and in colour; what is beyond black and white is cut."""
-    grey, colour = np.full((1, 2, 2), 2.0), np.zeros((3, 2, 2))
+    """Pixel for pixel, in grey and in colour; what is beyond black and white is cut, what is no number is grey."""
+    grey, colour, lost = np.full((1, 2, 2), 2.0), np.zeros((3, 2, 2)), np.full((1, 2, 2), np.nan)
     colour[0] = 1.0
-    strips = [Strip("grey, cut", [("white", grey)], note="a note"), Strip("colour", [("red", colour)])]
+    strips = [
+        Strip("grey, cut", [("white", grey)], note="a note"),
+        Strip("colour", [("red", colour), ("lost", lost)]),
+    ]
     text = sheet([], strips)
     assert all(f">{words}<" in text for words in ("grey,", "cut", "a note", "white", "colour", "red"))
     pixels = np.asarray(Image.open(io.BytesIO(png(text, dark=True))).convert("RGBA")).reshape(-1, 4).tolist()
-    for shown in ([255, 255, 255, 255], [255, 0, 0, 255]):
+    for shown in ([255, 255, 255, 255], [255, 0, 0, 255], [127, 127, 127, 255]):
         assert pixels.count(shown) > 20_000
+
+
+def test_what_no_drawing_may_carry_becomes_a_question_mark():
+    assert "odd?name" in sheet([replace(chart(look_of("niss")), across="odd\x1bname")])
+    assert png(sheet([replace(chart(look_of("niss")), across="odd\x00\ud800name")]))

@@ -32,6 +32,7 @@ from niss.charts import (
     spread_out,
 )
 from niss.methods.look import DASHED, INK, QUIET, RULE, SERIES, Look
+from niss.redaction import printable
 
 # In pixels of the page; for a phone a chart is drawn narrower, in letters as large. A sheet of several is broader.
 WIDE, NARROW, SHEET = 730.0, 350.0, 928.0
@@ -112,18 +113,18 @@ def sheet(charts: Sequence[Chart], strips: Sequence[Strip] = (), *, keys_once: b
         top = put(content, 0.0, top) + height
     width, height = width + 2 * _MARGIN, top + _MARGIN
     space = {"xmlns": "http://www.w3.org/2000/svg", "color": INK, "font_family": "sans-serif"}
-    return str(_tag("svg", *parts, viewBox=_box(width, height), width=width, height=height, **space))
+    whole = _tag("svg", *parts, viewBox=_box(width, height), width=width, height=height, **space)
+    return printable(whole, longest=None, keep="\n\t")
 
 
 def _draw_strip(strip: Strip, width: float) -> tuple[Markup, float]:
     """Its name and note at the left, over two lines where the name has a comma, and its pictures beside it."""
+    import numpy as np
     from matplotlib.image import imsave
 
     left, captions = 132.0, [caption.split("\n") for caption, _ in strip.pictures]
-    side, above = (
-        min(110.0, (width - left) / max(len(captions), 1)),
-        15.0 * max(map(len, captions), default=1),
-    )
+    side = min(110.0, (width - left) / max(len(captions), 1))
+    above = 15.0 * max(map(len, captions), default=1)
     words = [(line, INK) for line in strip.name.replace(", ", ",\n").split("\n")] + [(strip.note, QUIET)]
     middle, parts = above + side / 2 - 9.0 * len(words) + _LINE, []
     for number, (line, colour) in enumerate(words):
@@ -134,7 +135,7 @@ def _draw_strip(strip: Strip, width: float) -> tuple[Markup, float]:
         for back, line in enumerate(reversed(lines)):
             at = x + side / 2 - 3.0, above - 1.0 - 14.0 * back
             parts.append(_words(*at, line, text_anchor="middle", font_size=11.5))
-        cut = pixels.clip(0.0, 1.0).transpose(1, 2, 0)
+        cut = np.nan_to_num(pixels, nan=0.5).clip(0.0, 1.0).transpose(1, 2, 0)
         imsave(file, (cut if cut.shape[2] == 3 else cut.repeat(3, 2)).astype(float), format="png")
         place = {"x": x, "y": above + 4.0, "width": side - 6.0, "height": side - 6.0}
         data = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
