@@ -1,1 +1,1 @@
-"""Who comes back within a month? Eight hospitals learn it together, and each of their patients is hidden."""
+"""Benign or not? Eight hospitals learn it together, and each of their patients is hidden."""
