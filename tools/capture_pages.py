@@ -27,7 +27,10 @@ ROUNDS_SHOWN = 18
 LINES_BEFORE_THE_FIRST_ROUND = {"metrics.jsonl": 0, "timing.jsonl": 0, "ledger.jsonl": 1}
 SEEN_WHEN_FINISHED = ("summary.json", "report.html", "result.json", "privacy.json")
 
-PLAN = "?participants=200&rounds=30&participations=6&collusion=0.1&epsilon=3&parameters=25450"
+PLAN = "?participants=200&clients=1000&rounds=30&collusion=0.1&epsilon=3&parameters=25450"
+RECORDS = (
+    "?unit=record&participants=8&records=60000&batch=0.05&rounds=600&epsilon=1&collusion=0.2&parameters=26010"
+)
 CARRY = "?participants=100&clients=1000&rounds=100&carry=true&epsilon=3&parameters=25450"
 
 
@@ -74,6 +77,7 @@ def served(runs: Path) -> Iterator[str]:
 
 PICTURES: dict[str, Picture] = {
     "ui-planner": Picture(PLAN, "#chart svg:visible", (1280, 980)),
+    "ui-planner-records": Picture(RECORDS, "#chart svg:visible", (1280, 980)),
     "ui-planner-carry": Picture(CARRY, "#chart svg:visible", (1280, 980), top="#noise-title"),
     "ui-live": Picture("live?run=demo", "#accuracy svg:visible", (1000, 1010)),
     "report-accuracy": Picture("report?run=demo", "figure", (1000, 1400), part="figure"),

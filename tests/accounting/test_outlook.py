@@ -52,6 +52,33 @@ def test_without_noise_there_is_nothing_to_say_against_it():
     assert outlook(parameters=10**9, rounds=1, clip=1.0, variance=0.0).verdict == "good"
 
 
+@pytest.mark.parametrize(
+    ("norm", "verdict"), [(0.3, "good"), (0.4, "good"), (0.8, "noisy"), (1.9, "noisy"), (14.0, "hopeless")]
+)
+@pytest.mark.parametrize(("parameters", "rounds"), [(62, 40), (26_010, 600)])
+def test_for_records_the_noise_of_one_round_counts(norm: float, verdict: str, parameters: int, rounds: int):
+    judged = outlook(
+        parameters=parameters, rounds=rounds, clip=0.1, variance=(0.1 * norm) ** 2 / parameters, unit="record"
+    )
+    assert judged.ratio == pytest.approx(norm)
+    assert judged.verdict == verdict
+    assert (judged.largest >= 0.9 * parameters) == (verdict == "good")
+    assert "gradients" in judged.words
+
+
+def test_for_records_a_model_is_assumed_and_the_answer_says_so():
+    silos = "--unit record --participants 10 --records 10000 --batch 0.5 --rounds 4 --epsilon 2"
+    said = " ".join(asked(silos).split())
+    assert "outlook: Enough signal: for a model of 10,000 parameters (assumed)" in said
+    named = " ".join(asked(silos, "--parameters 10000").split())
+    assert named == said.replace(" (assumed)", "")
+    values = json.loads(asked(silos, "--json"))["outlook"]
+    larger = json.loads(asked(silos, f"--json --parameters {2 * values['largest']}"))["outlook"]
+    assert (values["verdict"], larger["verdict"]) == ("good", "noisy")
+    assert values["assumed"] is True
+    assert larger["assumed"] is False
+
+
 def asked(*options: str, code: int = 0) -> str:
     """What `niss plan` prints."""
     said = CliRunner().invoke(app, ["plan", "--clip", "2", *" ".join(options).split()])

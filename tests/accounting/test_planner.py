@@ -210,7 +210,6 @@ def test_what_plan_takes_is_what_can_be_asked_of_single_rounds() -> None:
     across = {
         "parameters",
         "carry",
-        "clients",
         "pattern",
         "separation",
         "closing",

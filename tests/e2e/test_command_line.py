@@ -146,7 +146,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         ([*CARRY, "--kappa", "0"], 2, "kappa"),
         ([*CARRY, "--collusion", "0.97", "--dropout", "0.3", "--mode", "repair"], 4, "colluders"),
         (["plan", "--carry", "--participants", "50", "--clients", "250"], 2, "--rounds"),
-        (["plan", "--participants", "50", "--clients", "250"], 2, "carry shares too"),
+        (["plan", "--participants", "50", "--clients", "250"], 2, "--rounds"),
+        (["plan", "--participants", "50", "--pattern", "any"], 2, "carry shares too"),
     ],
 )
 def test_wrong_input_is_refused_with_a_code_and_a_hint(tmp_path, arguments, code, message):

@@ -75,8 +75,9 @@ def test_the_page_shows_what_the_command_prints(browser: Any, server: str) -> No
 
 
 def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
-    with open_tab(browser, f"{server}/?participants=24&rounds=10") as tab:
+    with open_tab(browser, f"{server}/?participants=24&clients=24&rounds=10") as tab:
         planned(tab)
+        tab.page.click("summary:has-text('More settings')")
         for name in ("neighbours", "kappa"):
             tab.page.uncheck(f"#set-{name}-auto")
             planned(tab, **{name: tab.page.input_value(f"#set-{name}")})
@@ -85,6 +86,7 @@ def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
             "delta",
             "rounds",
             "participants",
+            "clients",
             "neighbours",
             "kappa",
             "collusion",
@@ -102,11 +104,13 @@ def test_every_slider_changes_the_numbers(browser: Any, server: str) -> None:
 def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: Any, server: str) -> None:
     with open_tab(browser, f"{server}/?participants=20&rounds=30") as tab:
         planned(tab)
-        assert tab.page.is_hidden("#set-clients")
+        assert tab.page.is_hidden("#set-pattern")
         assert tab.page.inner_text("#noise-title") == "Noise in the sum"
         tab.page.get_by_role("switch", name="Carry shares to the next round").check()
         planned(tab, carry="true")
         assert tab.page.inner_text("#noise-title") == "Noise in the model"
+        assert tab.page.is_visible("#set-pattern")
+        tab.page.click("summary:has-text('More settings')")
         assert tab.page.is_hidden("#set-neighbours")
         slide(tab, "clients", 400)
         assert int(tab.page.input_value("#set-clients")) % 20 == 0
@@ -127,6 +131,35 @@ def test_the_switch_carries_shares_and_draws_the_noise_over_the_rounds(browser: 
         planned(tab)
         assert tab.page.inner_text("#noise-title") == "Noise in the sum"
         assert "--carry" not in tab.page.inner_text("#command")
+        tab.check()
+
+
+def test_records_are_asked_about_silos_and_begin_with_repairs(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24&rounds=10&epsilon=5") as tab:
+        planned(tab, unit="client", clients="1000", mode="tolerate")
+        tab.page.click("[data-unit=record]")
+        tab.page.wait_for_selector("label:has-text('Records of all silos')")
+        planned(tab, unit="record", epsilon="5", mode="repair", participants="10")
+        assert tab.page.inner_text("[data-unit=record] b").startswith("Records")
+        check_printed(tab, 10, "unit='record'")
+        tab.page.fill("#set-participants", "20")
+        tab.page.select_option("#set-mode", "tolerate")
+        planned(tab, mode="tolerate", participants="20")
+        tab.page.get_by_role("button", name="Reset").click()
+        planned(tab, unit="record", epsilon="2", mode="repair", participants="10")
+        tab.page.click("[data-unit=client]")
+        tab.page.wait_for_selector("label:has-text('Clients in all')")
+        planned(tab, unit="client", mode="tolerate", epsilon="2")
+        tab.check()
+
+
+def test_all_clients_are_enough_for_a_round(browser: Any, server: str) -> None:
+    with open_tab(browser, f"{server}/?participants=24&rounds=10&clients=40") as tab:
+        planned(tab, clients="40")
+        assert "over 6 participations" in tab.page.inner_text("#numbers")
+        tab.page.fill("#set-participants", "60")
+        planned(tab, participants="60", clients="60")
+        assert "over 10 participations" in tab.page.inner_text("#numbers")
         tab.check()
 
 
@@ -158,7 +191,9 @@ def test_a_fault_is_shown_with_its_hint_and_goes_away(browser: Any, server: str)
 
 
 def test_moving_epsilon_changes_the_picture_and_whether_it_will_learn(browser: Any, server: str) -> None:
-    with open_tab(browser, f"{server}/?participants=24&rounds=10&epsilon=10&parameters=2000") as tab:
+    with open_tab(
+        browser, f"{server}/?participants=24&clients=24&rounds=10&epsilon=10&parameters=2000"
+    ) as tab:
         planned(tab)
         seen = []
         for epsilon in ("10", "3", "0.1"):
@@ -266,6 +301,7 @@ def test_the_pages_fit_and_are_accessible(browser: Any, server: str, width: int,
     pages = {
         "/?participants=24&dropout=0.05": "#answer:not([hidden])",
         "/?participants=20&rounds=30&carry=true&clients=100": "#answer:not([hidden])",
+        "/?unit=record&rounds=4&batch=0.5": "#answer:not([hidden])",
         "/runs": "#runs li",
         "/live?run=going": "#methods td",
     }

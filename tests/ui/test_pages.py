@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from markupsafe import escape
 
 from niss.accounting import PlanQuestion
 from niss.data.catalog import CATALOG, spec_named
@@ -24,9 +23,10 @@ from niss.settings import described
 from niss.simulation.inputs import sample_spec
 from niss.svg import MOST_BANDS
 from niss.ui import app as ui_app
-from niss.ui.pages import digits, duration
+from niss.ui.pages import digits, duration, in_code
 from ui.conftest import cli_plan, get, play_round, serving, write_run
 
+RECORDS = {"unit": "record", "participants": 10, "records": 60_000, "batch": 0.05, "rounds": 600}
 CARRIED = {"participants": 20, "carry": "true", "clients": 100, "rounds": 30}
 
 
@@ -48,6 +48,10 @@ CARRIED = {"participants": 20, "carry": "true", "clients": 100, "rounds": 30}
         ({"participants": 40, "neighbours": 9, "collusion": 0.1, "dropout": 0.05, "kappa": 2.5}, None),
         ({"participants": 25, "dropout": 0.1, "mode": "repair", "relation": "replace-one"}, None),
         ({"participants": 1_000_000, "collusion": 0.2}, None),
+        ({"participants": 200, "clients": 900, "rounds": 30}, None),
+        ({"unit": "record", "participants": 8, "records": 900, "batch": 0.5, "rounds": 4}, None),
+        (RECORDS | {"parameters": 26_010, "epsilon": 1}, "good"),
+        (RECORDS | {"parameters": 2_000_000, "epsilon": 1}, "noisy"),
         (CARRIED, None),
         (
             CARRIED
@@ -82,7 +86,13 @@ def test_the_plan_is_that_of_the_command_it_shows_and_of_the_python_lines(
         ({"participants": 10, "collusion": 0.95}, "lower it"),
         ({"participants": 10, "epsilon": "nan"}, "epsilon"),
         ({"participants": 10, "rounds": 3, "participations": 9}, "9 participations do not fit into 3 rounds"),
-        ({"participants": 10, "clients": 100}, "belongs to carried shares"),
+        ({"participants": 10, "clients": 100}, "rounds: is missing"),
+        ({"participants": 10, "clients": 9, "rounds": 5}, "clients: 9 cannot fill a round of 10"),
+        (
+            {"participants": 10, "clients": 100, "rounds": 30, "participations": 3},
+            "participations: follows from rounds, clients and participants",
+        ),
+        ({"participants": 10, "pattern": "any"}, "belongs to carried shares"),
         ({"participants": 10, "clients": 100, "carry": "true"}, "rounds"),
         (
             {"participants": 10, "clients": 100, "carry": "true", "rounds": 9, "neighbours": 4},
@@ -299,21 +309,55 @@ def test_a_folder_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
         assert get(server, "/api/runs").json()["runs"] == []
 
 
-def test_every_setting_of_the_question_has_its_control(server: str) -> None:
-    page = get(server, "/").text
+PEOPLE_ALONE = {"clients", "carry", "pattern", "relation"}
+RECORDS_ALONE = {"records", "batch"}
+
+
+@pytest.mark.parametrize(("unit", "others"), [("client", RECORDS_ALONE), ("record", PEOPLE_ALONE)])
+def test_every_setting_that_belongs_to_what_is_hidden_has_its_control_and_no_other(
+    server: str, unit: str, others: set[str]
+) -> None:
+    page = get(server, f"/?unit={unit}").text
+    # What a given distortion promises, and participations that are given, are asked on the command line.
+    hidden = others | {"tau2", "participations"}
     for setting in described(PlanQuestion):
-        if setting.name != "tau2":  # what a given distortion promises is asked on the command line
-            assert f'name="{setting.name}"' in page, setting.name
-            assert escape(setting.help) in page
+        assert (f'name="{setting.name}"' in page) == (setting.name not in hidden), setting.name
+        if setting.name not in hidden and setting.name != "unit":
+            assert in_code(setting.help) in page
             for word in setting.choices:
                 assert f'<option value="{word}">' in page
+    assert f'<input type="hidden" name="unit" value="{unit}">' in page
+    assert f'data-unit="{unit}" aria-current="true"' in page
+    assert "`" not in page
+
+
+def test_who_names_nothing_that_can_be_hidden_is_asked_about_people(server: str) -> None:
+    assert get(server, "/").text == get(server, "/?unit=nobody").text == get(server, "/?unit=client").text
+
+
+def test_words_between_backticks_are_code_and_nothing_else_is() -> None:
+    assert in_code("none: `repair`, <b>") == "none: <code>repair</code>, &lt;b&gt;"
+    assert in_code("plain") == "plain"
+
+
+def test_all_clients_say_how_often_each_takes_part(server: str) -> None:
+    """30 rounds of 200: 6 participations each of 1,000 clients, 7 of 900, and 30 of 200."""
+    for clients, often in ((1000, 6), (900, 7), (200, 30), (10_000, 1)):
+        asked = {"participants": 200, "rounds": 30, "clients": clients}
+        answer = get(server, "/api/plan", asked).json()
+        assert answer["plan"]["plan"]["participations"] == often
+        assert f"--clients {clients} " in answer["run_command"] + " "
+        del asked["clients"]
+        said = get(server, "/api/plan", asked | {"participations": often}).json()["plan"]
+        assert said["tau2"] == answer["plan"]["tau2"]
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        *((None, "–"), (float("inf"), "–"), (0.0, "0"), (0.12345, "0.123"), (1234.56, "1235")),
-        *((99999.0, "99999"), (123456.0, "1.23e5"), (0.00012345, "1.23e-4"), (-0.5, "-0.5"), (31.0, "31")),
+        *((None, "–"), (float("inf"), "–"), (0.0, "0"), (0.12345, "0.123"), (1234.56, "1,235")),
+        *((99999.0, "99,999"), (123456.0, "1.23e5"), (0.00012345, "1.23e-4"), (-0.5, "-0.5"), (31.0, "31")),
+        *((199210, "199,210"), (10**12, "1.00e12"), (1.5e-10, "1.50e-10")),
     ],
 )
 def test_numbers_are_written_with_the_digits_that_mean_something(value: float | None, text: str) -> None:

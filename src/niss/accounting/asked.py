@@ -51,9 +51,7 @@ _WITHIN_A_ROUND = {
     "participations": "it follows from rounds, clients and participants",
     "tau2": "what a carried run promises depends on all of its rounds",
 }
-_ACROSS_ROUNDS = (
-    "clients", "pattern", "separation", "closing", "carried_to_residual", "goal",
-)  # fmt: skip
+_ACROSS_ROUNDS = ("pattern", "separation", "closing", "carried_to_residual", "goal")
 
 
 def _registered(module: str, table: str) -> Callable[[], Iterable[str]]:
@@ -197,7 +195,8 @@ class PlanQuestion:
     """
 
     participants: Annotated[
-        Annotated[int, Ge(2), Le(1_000_000_000)], Doc("Clients in a round; silos, where records are hidden.")
+        Annotated[int, Ge(2), Le(1_000_000_000)],
+        Doc("Clients in a round; where records are hidden, the silos."),
     ]
     unit: Annotated[
         Literal["client", "record"],
@@ -210,32 +209,46 @@ class PlanQuestion:
         Annotated[float, Gt(0), Le(1)] | None,
         Doc("Probability with which each record is in a round's batch, drawn in secret by its silo."),
     ] = None
-    neighbours: Annotated[Annotated[float, Ge(1)] | None, Doc("Unit shares each sends; none: enough.")] = None
+    neighbours: Annotated[
+        Annotated[float, Ge(1)] | None, Doc("With how many others each shares noise; none: enough.")
+    ] = None
     clip: Annotated[_Amount, Doc("L2 bound on a client's update, or on the gradient of one record.")] = 1.0
-    epsilon: Annotated[Annotated[float, Ge(1e-6), Le(1e6)], Doc("Target over all participations.")] = 3.0
-    delta: Annotated[Probability, Doc("Target over all participations.")] = 1e-5
+    epsilon: Annotated[
+        Annotated[float, Ge(1e-6), Le(1e6)],
+        Doc("Promise over the whole training: what is seen changes any odds by at most e^epsilon."),
+    ] = 3.0
+    delta: Annotated[Probability, Doc("Probability that is left for the promise to fail.")] = 1e-5
     rounds: Annotated[_Rounds | None, Doc("Rounds of the whole training.")] = None
-    participations: Annotated[_Rounds | None, Doc("Rounds one client takes part in; none: all.")] = None
+    participations: Annotated[
+        _Rounds | None,
+        Doc("Rounds one client takes part in; none: as many as `clients` asks for, or all."),
+    ] = None
     collusion: Collusion = 0.0
     dropout: Dropout = 0.0
     mode: Annotated[
         Literal["tolerate", "repair"] | None,
-        Doc("What happens to the noise of clients that drop out; none: `repair` for silos, else `tolerate`."),
+        Doc("What happens to the noise of those who drop out; none: `repair` for silos, else `tolerate`."),
     ] = None
     kappa: Annotated[
         Annotated[float, Ge(1e-6), Le(1e6)] | None, Doc("Strength of the shares; none: the cheapest.")
     ] = None
     tau2: Annotated[Annotated[float, Ge(0), Le(1e9)] | None, Doc("Ask what this distortion promises.")] = None
-    relation: Annotated[Relation, Doc("Neighbouring updates.")] = "zero-out"
+    relation: Annotated[
+        Relation, Doc("What an update is replaced by, in what is promised: zero, or any other.")
+    ] = "zero-out"
     parameters: Annotated[
         Annotated[int, Ge(1), Le(10**15)] | None,
-        Doc("Size of the model: say whether it can learn anything under this noise."),
+        Doc(
+            "Parameters of the model, to say whether it can learn under this noise; for records 10,000 unless "
+            "given."
+        ),
     ] = None
     carry: Annotated[bool, Doc("Carry noise shares to the next round, where they are taken out again.")] = (
         False
     )
     clients: Annotated[
-        _Clients | None, Doc("All clients, where noise is carried; rounds are filled from them in turn.")
+        _Clients | None,
+        Doc("All clients. Rounds are filled from them in turn, so this says how often each takes part."),
     ] = None
     pattern: Annotated[
         Pattern,
@@ -262,13 +275,7 @@ class PlanQuestion:
                     field=name,
                     hint="leave it out" if self.carry else "carry shares too, or leave it out",
                 )
-        for name in ("clients", "rounds") if self.carry else ():
-            if getattr(self, name) is None:
-                raise ConfigError(
-                    "is missing, and carried shares need it",
-                    field=name,
-                    hint="for example 100 rounds, 1000 clients",
-                )
+        self._check_clients()
         if self.carry and (self.rounds or 0) > _MOST_CARRIED_ROUNDS:
             raise ConfigError(
                 f"carried shares are planned for at most {_MOST_CARRIED_ROUNDS} rounds, not {self.rounds}",
@@ -282,9 +289,32 @@ class PlanQuestion:
                 hint="raise the rounds or lower the participations",
             )
 
+    def _check_clients(self) -> None:
+        """How often a client takes part follows from the rounds and from all clients, or is given."""
+        needing = "carried shares need" if self.carry else "the number of clients needs"
+        for name in ("clients", "rounds") if self.carry else ("rounds",) if self.clients else ():
+            if getattr(self, name) is None:
+                raise ConfigError(
+                    f"is missing, and {needing} it", field=name, hint="for example 100 rounds, 1000 clients"
+                )
+        if self.carry or self.clients is None:
+            return
+        if self.participations is not None:
+            raise ConfigError(
+                "follows from rounds, clients and participants",
+                field="participations",
+                hint="give one of the two",
+            )
+        if self.clients < self.participants:
+            raise ConfigError(
+                f"{self.clients} cannot fill a round of {self.participants}",
+                field="clients",
+                hint="raise the clients or lower the participants",
+            )
+
     def _check_records(self) -> None:
         """Silos take part in every round: nothing rests, and nothing can be carried past anyone."""
-        for name in ("participations", "carry"):
+        for name in ("participations", "carry", "clients"):
             if getattr(self, name):
                 raise ConfigError(
                     "does not go with records: their silos take part in every round",
@@ -296,6 +326,13 @@ class PlanQuestion:
     def planned_mode(self) -> Literal["tolerate", "repair"]:
         """The mode as asked; else that of the unit. With few silos each that is lost would leave far more noise."""
         return self.mode or ("repair" if self.unit == "record" else "tolerate")
+
+    @property
+    def planned_participations(self) -> int:
+        """As asked; else `ceil(rounds * participants / clients)`, or all rounds where nobody says how many clients."""
+        if self.participations is None and self.clients is not None and self.rounds is not None:
+            return -(-self.rounds * self.participants // self.clients)
+        return self.participations or self.rounds or 1
 
     def asked(self) -> dict[str, Any]:
         """What differs from the defaults, by name."""
@@ -316,10 +353,10 @@ class PlanQuestion:
         """The plan as `niss plan --json` prints it: the question, its answer and, for a model, the outlook."""
         from niss.accounting.judgement import judge_plan, judge_records
 
-        names = ("unit", "carry", "rounds", "collusion", "dropout", "clip", "relation")
+        names = ("unit", "carry", "rounds", "clients", "collusion", "dropout", "clip", "relation")
         values = {name: getattr(self, name) for name in names} | planned.to_json()
-        if self.parameters is not None:
-            values["outlook"] = judge_plan(self, planned, self.parameters).to_json()
+        if self.parameters is not None or self.unit == "record":
+            values["outlook"] = judge_plan(self, planned).to_json()
         if self.unit == "record":
             values |= judge_records(self, planned).to_json()
         return values

@@ -210,6 +210,7 @@ def plan(
     delta: float = 1e-5,
     rounds: int | None = None,
     participations: int | None = None,
+    clients: int | None = None,
     collusion: float = 0.0,
     dropout: float = 0.0,
     mode: Literal["tolerate", "repair"] | None = None,
@@ -307,7 +308,7 @@ def _notes(
 
 def _draft(question: PlanQuestion, mode: Mode) -> Plan:
     """The plan but for kappa, with the graph that what may be revealed needs."""
-    size = question.participants
+    size, often = question.participants, question.planned_participations
 
     def with_neighbours(sent: float) -> Plan:
         return Plan(
@@ -318,10 +319,8 @@ def _draft(question: PlanQuestion, mode: Mode) -> Plan:
             epsilon=question.epsilon,
             delta=question.delta,
             relation=question.relation,
-            participations=question.participations or question.rounds or 1,
-            chain_rounds=question.rounds
-            if (question.participations or math.inf) < (question.rounds or 0)
-            else None,
+            participations=often,
+            chain_rounds=question.rounds if often < (question.rounds or 0) else None,
             collusion=question.collusion,
             dropout=question.dropout,
             mode=mode,

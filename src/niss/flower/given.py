@@ -357,7 +357,8 @@ def say_outlook(session: Session, parameters: int, rounds: int) -> None:
     assert session.round is not None
     terms = session.round.agreed.terms
     variance = len(session.round.nodes) * terms.residual_variance
-    judged = outlook(parameters=parameters, rounds=rounds, clip=terms.clip, variance=variance)
+    unit = session.proposal.plan.unit
+    judged = outlook(parameters=parameters, rounds=rounds, clip=terms.clip, variance=variance, unit=unit)
     LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
     told = [member.rounds for member in session.members.by_node.values()]
     if short := [one for one in told if one < session.proposal.plan.participations]:

@@ -210,16 +210,19 @@ def _kappa_chart(plan: Mapping[str, Any]) -> Curves:
         Series(name, numbered(number), points(kappas, [point[part] for point in curve], "xy"))
         for number, (part, name) in enumerate(parts.items())
     ]
+    server, each = (
+        ("one curator", "each silo alone") if plan["unit"] == "record" else ("trusted server", "DP-FedAvg")
+    )
     name = f"the plan: {chosen:.3g} at κ {kappa:.3g}"
     series.append(Series(name, Look(INK, "o"), points([kappa], [chosen], "xy"), line=False))
     ideal, local = plan["aggregate_variance_ratio_ideal"], chosen / plan["aggregate_variance_ratio_to_local"]
-    levels = {"trusted server: 1": 1.0, f"DP-FedAvg: {local:.3g}": local}
+    levels = {f"{server}: 1": 1.0, f"{each}: {local:.3g}": local}
     if ideal >= _NOTICEABLY_MORE:
         levels["ideal secure aggregation"] = ideal
     return Curves(
         title="Noise over the strength of the shares",
         across="Strength of the shares, κ",
-        up="Noise variance in the sum\n(trusted server = 1)",
+        up=f"Noise variance in the sum\n({server} = 1)",
         series=series,
         log="xy",
         levels=levels,

@@ -279,7 +279,7 @@ def _round_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     often = int(plan["participations"])
     rounds = int(values.get("rounds") or often)
     there = {
-        "data.clients": participants * math.ceil(rounds / often),
+        "data.clients": int(values.get("clients") or participants * math.ceil(rounds / often)),
         "training.participants": participants,
     }
     found: dict[str, Any] = {

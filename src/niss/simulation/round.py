@@ -250,10 +250,14 @@ class OpenRound:
         the server rescales coordinates. Rates and momentum of the server do as much to noise as to updates.
         """
         plan, rounds = self.round_plan, self.federation.config.rounds
-        if plan is None or not plan.plan.private or plan.plan.unit != "client" or plan.plan.kind.whole_run:
+        if plan is None or not plan.plan.private or plan.plan.unit == "nbafl" or plan.plan.kind.whole_run:
             return None
         if self.federation.optimizer.adaptive:
             return None
         return outlook(
-            parameters=len(self.weights), rounds=rounds, clip=plan.plan.clip, variance=plan.aggregate_variance
+            parameters=len(self.weights),
+            rounds=rounds,
+            clip=plan.plan.clip,
+            variance=plan.aggregate_variance,
+            unit=plan.plan.unit,
         )

@@ -38,7 +38,7 @@ from niss.errors import ConfigError, NissError, RunFolderError
 from niss.report.page import CONTENT_POLICY as REPORT_POLICY
 from niss.settings import check
 from niss.tracker.serve import TidyServer, address, listen
-from niss.ui.pages import answer, fill
+from niss.ui.pages import CONTROLS, answer, fill, planner_page
 from niss.ui.runs import RunFolders, last_change, live_view, report_page
 from niss.version import __version__
 
@@ -58,7 +58,7 @@ _HEADERS = (
 )
 
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_PAGES = {"/": "planner", "/runs": "runs", "/live": "live"}
+_PAGES = {"/runs": "runs", "/live": "live"}
 # The status of an answer that nobody reads: the browser has gone on to another question.
 _NOBODY_WAITS = 499
 # Plans that are worked out at once, each for a few seconds at most, and for how many a question waits for its turn.
@@ -106,6 +106,12 @@ def _serve_files(app: FastAPI) -> None:
         for entry in ((files("niss") / "theme.css"), *(files("niss.ui") / "assets").iterdir())
         if Path(entry.name).suffix in _KINDS
     }
+    planners = {unit: HTMLResponse(planner_page(unit)) for unit in CONTROLS}
+
+    @app.get("/")
+    async def planner(unit: str = "") -> Response:
+        return planners.get(unit, planners["client"])
+
     for path, name in _PAGES.items():
         page = HTMLResponse(fill(f"{name}.html", {"page": name}))
         app.add_route(path, partial(lambda page, _request: page, page))

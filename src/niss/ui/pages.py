@@ -9,12 +9,15 @@ here is what only a page needs: where a control stands, what it is called, and t
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from markupsafe import Markup
 
 from niss.accounting import PlanQuestion
 from niss.claims import printed_claim
@@ -40,8 +43,8 @@ _FLAGS = {
 }
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
 _EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
-_PROMISE, _ROUND, _ACROSS = "The promise", "A round", "Across rounds"
-_HIDDEN, _TROUBLE, _MORE = "What is hidden", "What may go wrong", "More settings"
+_PROMISE, _ROUND, _SILOS = "The promise", "Rounds and clients", "Silos and records"
+_TROUBLE, _MORE = "What may go wrong", "More settings"
 _CHOOSE = "let the planner choose"
 
 
@@ -54,8 +57,7 @@ class Control:
     low, high  the ends of its slider, logarithmic unless it begins at 0
     start      what it is at first, unless that is the field's default
     auto       what is said beside a box that leaves the value to the planner; empty: there is no box
-    only       shown and sent alone where records are hidden ("record"), or clients with carried shares ("carry") or
-               without ("round"); several of them, or empty: always
+    only       shown and sent alone with carried shares ("carry") or without ("round"); empty: always
     figures    digits that the slider rounds to
     """
 
@@ -69,26 +71,44 @@ class Control:
     figures: int = 2
 
 
+_DELTA = Control(_PROMISE, "δ", 1e-10, 1e-2, "0.00001", figures=1)
+_COLLUSION = Control(_TROUBLE, "Collusion", 0.0, 0.9)
+_CLIP = Control(_MORE, "Clip", 0.01, 100.0)
+# By what is hidden, the settings that belong to it. `unit` is asked first; what a given `tau2` promises, and
+# participations that do not follow from all clients, are asked on the command line.
 CONTROLS = {
-    "unit": Control(_HIDDEN, "Hide people or records?"),
-    "records": Control(_HIDDEN, "Records of all silos", 100, 10**8, 60_000, only="record"),
-    "batch": Control(_HIDDEN, "Batch, share of the records", 1e-4, 1.0, "0.05", only="record"),
-    "epsilon": Control(_PROMISE, "ε, privacy loss", 0.1, 20.0),
-    "delta": Control(_PROMISE, "δ", 1e-10, 1e-2, "0.00001", figures=1),
-    "rounds": Control(_PROMISE, "Rounds", 1, 1000, 30),
-    "participants": Control(_ROUND, "Participants", 3, 2000, 200),
-    "parameters": Control(_ROUND, "Model size", 100, 1e8, 199210),
-    "neighbours": Control(_ROUND, "Neighbours", 1, 199, 30, _CHOOSE, "round record"),
-    "kappa": Control(_ROUND, "κ, strength of the shares", 0.25, 100.0, 4, _CHOOSE),
-    "carry": Control(_ACROSS, "Carry shares to the next round", only="round carry"),
-    "clients": Control(_ACROSS, "Clients", 3, 100_000, 1000, only="carry"),
-    "pattern": Control(_ACROSS, "How clients come back", only="carry"),
-    "collusion": Control(_TROUBLE, "Collusion", 0.0, 0.9),
-    "dropout": Control(_TROUBLE, "Dropout", 0.0, 0.5),
-    "mode": Control(_TROUBLE, "When clients drop out", start="tolerate"),
-    "participations": Control(_MORE, "Rounds one client takes part in", 1, 30, 30, "all rounds", "round"),
-    "clip": Control(_MORE, "Clip", 0.01, 100.0),
-    "relation": Control(_MORE, "What takes its place", only="round carry"),
+    "client": {
+        "participants": Control(_ROUND, "Clients in a round", 3, 2000, 200),
+        "clients": Control(_ROUND, "Clients in all", 3, 100_000, 1000),
+        "rounds": Control(_ROUND, "Rounds", 1, 1000, 30),
+        "parameters": Control(_ROUND, "Model size", 100, 1e8, 199210),
+        "carry": Control(_ROUND, "Carry shares to the next round"),
+        "pattern": Control(_ROUND, "How clients come back", only="carry"),
+        "epsilon": Control(_PROMISE, "ε, privacy loss", 0.1, 20.0),
+        "delta": _DELTA,
+        "collusion": _COLLUSION,
+        "dropout": Control(_TROUBLE, "Dropout", 0.0, 0.5),
+        "mode": Control(_TROUBLE, "When clients drop out", start="tolerate"),
+        "neighbours": Control(_MORE, "Neighbours", 1, 199, 30, _CHOOSE, "round"),
+        "kappa": Control(_MORE, "κ, strength of the shares", 0.25, 100.0, 4, _CHOOSE),
+        "clip": _CLIP,
+        "relation": Control(_MORE, "What takes its place"),
+    },
+    "record": {
+        "participants": Control(_SILOS, "Silos", 3, 100, 10),
+        "records": Control(_SILOS, "Records of all silos", 100, 10**8, 10_000),
+        "batch": Control(_SILOS, "Batch, share of the records", 1e-4, 1.0, "0.05"),
+        "rounds": Control(_SILOS, "Rounds", 1, 1000, 100),
+        "parameters": Control(_SILOS, "Model size", 10, 1e8, 10_000),
+        "epsilon": Control(_PROMISE, "ε, privacy loss", 0.1, 20.0, 2.0),
+        "delta": _DELTA,
+        "collusion": _COLLUSION,
+        "dropout": Control(_TROUBLE, "Dropout", 0.0, 0.5),
+        "mode": Control(_TROUBLE, "When a silo is lost", start="repair"),
+        "neighbours": Control(_MORE, "Neighbours", 1, 9, 9, _CHOOSE),
+        "kappa": Control(_MORE, "κ, strength of the shares", 0.25, 100.0, 4, _CHOOSE),
+        "clip": _CLIP,
+    },
 }
 _CHOICES = {
     "client": "all that a client holds",
@@ -102,11 +122,11 @@ _CHOICES = {
 }
 
 
-def form() -> dict[str, list[dict[str, Any]]]:
-    """The controls of the planner by their groups, each with the setting it stands for."""
+def form(unit: str) -> dict[str, list[dict[str, Any]]]:
+    """The controls of the planner for what is hidden, by their groups, each with the setting it stands for."""
     fields = {setting.name: setting for setting in described(PlanQuestion)}
     groups: dict[str, list[dict[str, Any]]] = {}
-    for name, control in CONTROLS.items():
+    for name, control in CONTROLS[unit].items():
         setting = fields[name]
         start = setting.default if control.start is None else control.start
         shown = {
@@ -119,13 +139,35 @@ def form() -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
+def planner_page(unit: str) -> str:
+    """The planner's page for what is hidden; for people where that is none of the choices."""
+    asked = next(setting for setting in described(PlanQuestion) if setting.name == "unit")
+    unit = unit if unit in asked.choices else str(asked.default)
+    return fill("planner.html", {"page": "planner", "unit": asked, "hidden": unit, "form": form(unit)})
+
+
+def in_code(text: str) -> Markup:
+    """Text in which a word between backticks is code."""
+    parts = text.split("`")
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+    )
+
+
 def digits(value: float | None, count: int = 3) -> str:
-    """A number with that many digits that mean something, and all of those before the point."""
+    """A whole number as it is; any other with so many digits that mean something, and all of those before the point."""
     if value is None or not math.isfinite(value):
         return "–"
+    if isinstance(value, int) and abs(value) < 1e9:
+        return f"{value:,}"
     if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.{count - 1}e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.{max(count, len(str(int(abs(value)))))}g}"
+        return tidy(f"{value:.{count - 1}e}")
+    return f"{value:,.{max(count, len(str(int(abs(value)))))}g}"
+
+
+def tidy(text: str) -> str:
+    """Text whose exponents are as short as those of `digits`."""
+    return re.sub(r"(?<=\de)(-?)\+?0?(?=\d)", r"\1", text)
 
 
 def percent(value: float | None) -> str:
@@ -149,8 +191,14 @@ def log_place(value: float, low: float, high: float) -> str:
 
 
 _TEMPLATES = environment("niss.ui", "assets")
-_TEMPLATES.filters |= {"digits": digits, "percent": percent, "duration": duration}
-_TEMPLATES.globals |= {"log_place": log_place, "form": form(), "choices": _CHOICES, "version": __version__}
+_TEMPLATES.filters |= {
+    "digits": digits,
+    "percent": percent,
+    "duration": duration,
+    "in_code": in_code,
+    "tidy": tidy,
+}
+_TEMPLATES.globals |= {"log_place": log_place, "choices": _CHOICES, "version": __version__}
 
 
 def fill(name: str, values: Mapping[str, Any]) -> str:
@@ -182,6 +230,8 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
         "command": command(question),
         "python": python_lines(question),
     }
+    if question.unit == "record":
+        said["known"] = printed_claim(values["epsilon_batches_known"])
     chart = in_two_widths(plan_chart(values)) if values.get("curve") or values["carry"] else ""
     return said | {"html": fill("answer.html", said | {"chart": chart})}
 

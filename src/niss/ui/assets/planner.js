@@ -5,6 +5,9 @@ import { ask, byId, readCharts, showFault } from "/assets/common.js";
 const PAUSE = 180;
 const STEPS = 1000;
 const dataField = byId("run-data");
+const unit = byId("controls").elements.unit.value;
+// What means the same whatever is hidden.
+const KEPT = ["epsilon", "delta", "collusion"];
 
 let waiting = null;
 let asked = null;
@@ -94,20 +97,17 @@ const list = [...document.querySelectorAll(".control")].map((box) => new Control
 const controls = Object.fromEntries(list.map((control) => [control.name, control]));
 
 function changed(control, typed = false) {
-  const participants = Number(controls.participants.field.value);
-  const records = controls.unit.field.value === "record";
-  const carry = controls.carry.field.checked && !records;
-  // A lost silo leaves far more noise than one of many clients.
-  if (control === controls.unit) controls.mode.set(records ? "repair" : "tolerate");
-  const shown = records ? "record" : carry ? "carry" : "round";
-  for (const one of list) if (one.box.dataset.only) one.box.hidden = !one.box.dataset.only.split(" ").includes(shown);
-  // Fixed cohorts are whole; a number that was typed is left as it is, and refused with the reason.
-  if (carry && controls.pattern.value === "cyclic" && control && !(typed && control === controls.clients) && participants > 0) {
-    controls.clients.put(Math.max(1, Math.round(Number(controls.clients.field.value) / participants)) * participants);
+  const { participants: size, clients: all, carry, pattern, neighbours } = controls;
+  const shown = carry?.field.checked ? "carry" : "round";
+  for (const one of list) if (one.box.dataset.only) one.box.hidden = one.box.dataset.only !== shown;
+  const participants = Number(size.field.value);
+  // Enough for a round, and whole cohorts where they are fixed; a number that was typed is left as it is, and refused with the reason.
+  if (all && control && !(typed && control === all) && participants > 0) {
+    const [clients, fixed] = [Number(all.field.value), shown === "carry" && pattern.value === "cyclic"];
+    const wanted = fixed ? Math.round(clients / participants) * participants : clients;
+    if (wanted !== clients || wanted < participants) all.put(Math.max(wanted, participants));
   }
-  if (participants > 2) controls.neighbours.limit(participants - 1, control !== controls.neighbours);
-  const rounds = Number(controls.rounds.field.value);
-  if (rounds >= 1) controls.participations.limit(rounds, control !== controls.participations);
+  if (participants > 2) neighbours.limit(participants - 1, control !== neighbours);
   clearTimeout(waiting);
   waiting = setTimeout(plan, PAUSE);
 }
@@ -125,8 +125,11 @@ async function plan() {
     return;
   }
   const given = list.filter((control) => control.value !== null).map((control) => [control.name, control.value]);
-  const query = new URLSearchParams(given).toString();
+  const query = new URLSearchParams([["unit", unit], ...given]).toString();
   history.replaceState(null, "", `?${query}`);
+  for (const link of document.querySelectorAll("[data-unit]")) {
+    link.search = new URLSearchParams([["unit", link.dataset.unit], ...given.filter(([name]) => KEPT.includes(name))]);
+  }
   const mine = (asked = new AbortController());
   busy(true);
   try {
@@ -167,7 +170,6 @@ function show({ plan, html, command, python, run_command: run }) {
   byId("status").textContent = byId("status-words").textContent;
   controls.kappa.suggest(plan.kappa);
   if (!plan.carry) controls.neighbours.suggest(plan.neighbours);
-  if (!plan.carry) controls.participations.suggest(plan.plan.participations);
   byId("runnable").hidden = run === null;
   byId("not-runnable").hidden = run !== null;
   runCommand = run ?? "";
