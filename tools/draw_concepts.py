@@ -233,19 +233,19 @@ def draw_carried_graph(made: Names) -> None:
 
 def draw_carried_noise(made: Names) -> None:
     planned = made["planned"]
-    final = planned.noise_central[-1]
+    curves, final = planned.over_rounds, planned.over_rounds["central"][-1]
     figure, axes = canvas(height=3.2)
     for values, name, colour, style in (
-        (planned.noise_central, "trusted server, fresh noise in every round", ORANGE, "--"),
-        (planned.noise, "carried shares, nobody trusted", BLUE, "-"),
-        (planned.noise_banded, "trusted server, BandMF", GREEN, "-."),
-        (planned.noise_best, "trusted server, best correlated noise", INK, ":"),
+        (curves["central"], "trusted server, fresh noise in every round", ORANGE, "--"),
+        (curves["niss"], "carried shares, nobody trusted", BLUE, "-"),
+        (curves["banded"], "trusted server, BandMF", GREEN, "-."),
+        (curves["best"], "trusted server, best correlated noise", INK, ":"),
     ):
         rounds, look = np.arange(1, len(values) + 1), {"color": colour, "linestyle": style, "label": name}
         axes.plot(rounds, np.array(values) / final, linewidth=2.4 if style == "-" else 1.6, **look)
     axes.set_xlabel("round")
     axes.set_ylabel("noise variance in the model\n(fresh noise, at the end = 1)")
-    axes.set_xlim(1, len(planned.noise))
+    axes.set_xlim(1, len(curves["niss"]))
     axes.set_ylim(0, None)
     axes.legend(frameon=False, loc="upper left")
     save(figure, folder() / "concept-carried-noise.svg", "Noise in the model over the rounds")

@@ -90,7 +90,7 @@ def setting_config(
         values["methods"][0] |= {name: getattr(planned, name) for name in ("kappa", "neighbours", "graph")}
     if method.noise == "carried":
         sizes = {name: getattr(setting, name) for name in ("participants", "clients", "rounds")}
-        kappa = _planned(variant, carry=True, **sizes).kappa
+        kappa = _planned(variant, carry=True, **sizes).plan.kappa
         values["methods"][0] |= {"kappa": kappa, "neighbours": setting.participants - 1}
     return make_config(values)
 

@@ -233,9 +233,9 @@ def test_the_pair_that_a_search_missed_is_no_longer_promised_anything() -> None:
 def test_a_plan_picks_a_degree_at_which_colluders_cost_little() -> None:
     for participants, collusion in ((100, 0.1), (200, 0.2), (1_000, 0.2), (1_000, 0.5), (20_000, 0.3)):
         planned = forecast(participants=participants, collusion=collusion)
-        assert planned.aggregate_variance_ratio_to_central < 1.06 * planned.aggregate_variance_ratio_ideal
+        assert planned.aggregate_variance_ratio_to_central < 1.06 * planned.ratio_ideal
     enough = forecast(participants=1_000, collusion=0.5)
-    assert enough.neighbours > forecast(participants=1_000, collusion=0.1).neighbours
+    assert enough.plan.neighbours > forecast(participants=1_000, collusion=0.1).plan.neighbours
 
 
 @pytest.mark.parametrize(

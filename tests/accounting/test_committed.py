@@ -75,7 +75,7 @@ def ratios(rounds, separation, participants=100, **settings_):
     made = plan_carried(
         participants=participants, clients=participants * separation, rounds=rounds, **settings_
     )
-    return made.model_variance_ratio_to_central_mean, made.model_variance_ratio_to_central_final
+    return made.aggregate_variance_ratio_to_central, made.ratio_to_central_final
 
 
 # Mean over rounds and final model, relative to a trusted server with independent noise; two figures each.
@@ -142,14 +142,14 @@ def test_what_it_would_cost_not_to_commit_to_the_end(rounds, separation, mean, f
     they must be. Ends before that have fewer participations, and still cost more where clients stay away for long.
     """
     made = plan_carried(participants=100, clients=100 * separation, rounds=rounds, kappa=5.0, clip=100.0)
-    budget, plan = gdp_mu(3.0, DELTA) ** 2, made.plan
+    budget, plan = gdp_mu(3.0, DELTA) ** 2, made.run
     soonest = (rounds - 1) // separation * separation + 1
     for _ in range(6):
         costs = [replace(plan, horizon=end).worst.cost for end in range(soonest, rounds + 1)]
         plan = more_noise(plan, max(costs) / budget)
     assert max(costs) == costs[0]
     assert max(costs) == pytest.approx(budget, rel=1e-3)
-    noise, central = plan.noise_in_model(), np.array(made.noise_central)
+    noise, central = plan.noise_in_model(), np.array(made.over_rounds["central"])
     assert noise.mean() / central.mean() == pytest.approx(mean, rel=0.02)
     assert noise[-1] / central[-1] == pytest.approx(final, rel=0.02)
     alone = replace(plan, horizon=1).worst.cost
@@ -181,8 +181,8 @@ def test_nothing_beats_the_best_correlated_noise(rounds, separation, seed):
 
 def test_a_separation_of_one_gains_nothing_and_says_so():
     made = plan_carried(participants=50, clients=50, rounds=20)
-    assert made.carried_to_residual == 0.0
-    assert made.model_variance_ratio_to_central_mean > 1.0
+    assert made.plan.carried_to_residual == 0.0
+    assert made.aggregate_variance_ratio_to_central > 1.0
     assert any("every round" in note for note in made.notes)
     wasted = plan_carried(**HUNDRED, kappa=5.0, dropout=0.2, carried_to_residual=18.9)
     assert any("less than 2 %" in note for note in wasted.notes)
@@ -193,18 +193,20 @@ def test_the_forecast_is_json_and_keeps_the_promise():
         participants=40, clients=400, rounds=50, epsilon=2.0, clip=0.3, collusion=0.2, pattern="any"
     )
     values = json.loads(json.dumps(made.to_json()))
-    ratios_ = [f"model_variance_ratio_to_{one}" for one in ("central_mean", "central_final", "best")]
-    for name in ("separation", "carried_to_residual", *ratios_):
+    for name in ("aggregate_variance_ratio_to_central", "ratio_to_central_final", "ratio_to_best"):
         assert values[name] == getattr(made, name)
-    assert {len(made.noise), len(made.noise_central), len(made.noise_banded), len(made.noise_best)} == {50}
-    assert np.mean(made.noise) / np.mean(made.noise_best) == pytest.approx(made.model_variance_ratio_to_best)
-    assert (made.clients, made.epsilon, made.participations, made.mode) == (400, 2.0, 5, "tolerate")
-    assert made.mu <= gdp_mu(2.0, DELTA) <= made.mu * (1 + 1e-9)
-    assert made.plan.noise.colluders == 8
-    assert made.model_variance_ratio_to_best > 1.0
-    visits = made.plan.worst.rounds
-    spent = sum(made.plan.charge(number, visits[:place]) for place, number in enumerate(visits))
-    assert math.sqrt(spent) == pytest.approx(made.mu, rel=1e-9)
+    curves = made.over_rounds
+    assert {name: len(curve) for name, curve in curves.items()} == dict.fromkeys(
+        ("niss", "central", "banded", "best"), 50
+    )
+    assert np.mean(curves["niss"]) / np.mean(curves["best"]) == pytest.approx(made.ratio_to_best)
+    assert (made.clients, made.epsilon_joint, made.plan.turns, made.plan.mode) == (400, 2.0, 5, "tolerate")
+    assert made.run.mu <= gdp_mu(2.0, DELTA) <= made.run.mu * (1 + 1e-9)
+    assert made.run.noise.colluders == 8
+    assert made.ratio_to_best > 1.0
+    visits = made.run.worst.rounds
+    spent = sum(made.run.charge(number, visits[:place]) for place, number in enumerate(visits))
+    assert math.sqrt(spent) == pytest.approx(made.run.mu, rel=1e-9)
 
 
 def run_of(run: Committed) -> RunNoise:
@@ -296,9 +298,9 @@ def test_planner_and_simulator_plan_the_same_noise_for_dropouts():
         dropout=0.1,
         mode="repair",
     ).committed(100)
-    assert run == planned.plan
-    np.testing.assert_allclose(run.noise_in_model(0.1), planned.noise, rtol=1e-12)
-    assert planned.model_variance_ratio_to_central_mean == pytest.approx(0.28, abs=0.01)
+    assert run == planned.run
+    np.testing.assert_allclose(run.noise_in_model(0.1), planned.over_rounds["niss"], rtol=1e-12)
+    assert planned.aggregate_variance_ratio_to_central == pytest.approx(0.28, abs=0.01)
     assert not any("leave it in the model" in note for note in planned.notes)
 
 
@@ -306,9 +308,9 @@ def test_repairs_are_charged():
     settings_ = {"participants": 60, "clients": 600, "rounds": 40, "kappa": 10.0, "dropout": 0.05}
     settings_["mode"] = "repair"
     careful = plan_carried(**settings_)
-    assert careful.plan.noise.dropped > 3
+    assert careful.run.noise.dropped > 3
     careless = plan_carried(**settings_ | {"dropout": 1e-6})
-    assert careless.plan.noise.dropped == 1
+    assert careless.run.noise.dropped == 1
     assert careful.residual > careless.residual
 
 
@@ -316,7 +318,7 @@ def test_clients_that_make_no_whole_cohorts_may_come_back_in_any_pattern():
     with pytest.raises(ConfigError, match="whole cohorts of 100") as refused:
         plan_carried(participants=100, clients=1050, rounds=20)
     assert "1000 or 1100" in refused.value.hint
-    assert plan_carried(participants=100, clients=1050, rounds=20, pattern="any").separation == 10
+    assert plan_carried(participants=100, clients=1050, rounds=20, pattern="any").plan.separation == 10
 
 
 @settings(max_examples=30, deadline=None)
@@ -344,13 +346,13 @@ def test_the_residual_found_is_the_least_one_that_keeps_the_promise(
         **target,
     )
     budget = gdp_mu(2.0, DELTA) ** 2
-    assert made.plan.worst.cost <= budget
-    assert more_noise(made.plan, 1 - 1e-7).worst.cost > budget
+    assert made.run.worst.cost <= budget
+    assert more_noise(made.run, 1 - 1e-7).worst.cost > budget
 
 
 def test_a_short_run_gains_little_and_says_so():
     made = plan_carried(participants=100, clients=1000, rounds=3)
-    assert made.model_variance_ratio_to_central_mean > 0.75
+    assert made.aggregate_variance_ratio_to_central > 0.75
     assert any("the run is short" in note for note in made.notes)
     assert not any("short" in note for note in plan_carried(participants=100, clients=1000, rounds=50).notes)
 

@@ -119,7 +119,7 @@ def test_niss_run_says_it_before_the_first_round(tmp_path):
 def test_carried_noise_is_judged_by_what_is_left_in_the_final_model():
     said = json.loads(asked(CARRIED, "--parameters 62000 --json"))
     judged = said["outlook"]
-    assert judged["ratio"] == pytest.approx((said["noise"][-1] * 62000) ** 0.5 / (2.0 * 30))
+    assert judged["ratio"] == pytest.approx((said["over_rounds"]["niss"][-1] * 62000) ** 0.5 / (2.0 * 30))
     fresh = asked("--participants 20 --rounds 30 --participations 6 --parameters 62000 --json")
     assert judged["ratio"] < json.loads(fresh)["outlook"]["ratio"], "else there would be no point in it"
     words = asked(CARRIED, "--parameters 62000")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from niss.accounting import Plan, RoundPlan, plan
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import Slots, add_shares, gaussian_sigma, gdp_delta, gdp_mu
 from niss.randomness import SimStream
+from niss.simulation import make_config
 
 RECORD: dict[str, Any] = {"unit": "record", "batch": 0.05, "records": 60_000}
 
@@ -345,6 +347,32 @@ def test_delta_pays_for_every_graph_of_a_run_not_for_those_of_one_client() -> No
     assert long.failure == pytest.approx(few.failure * few.graphs / 120)
 
 
-def test_a_question_of_many_rounds_pays_for_the_graphs_of_all() -> None:
-    planned = plan(participants=100, epsilon=3.0, participations=3, rounds=120, collusion=0.1)
-    assert planned.graphs >= 120
+SELDOM = {"rounds": 120, "data": {"clients": 4000}, "training": {"participants": 100}}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Plan(collusion=0.1, participations=3, horizon=120, neighbours=10),
+        lambda: plan(participants=100, participations=3, rounds=120, collusion=0.1),
+        lambda: planned_by({}),
+        lambda: planned_by({"exchange": "protocol"}),
+    ],
+    ids=["Plan", "niss.plan", "simulated", "protocol"],
+)
+def test_a_plan_for_many_rounds_pays_for_the_graphs_of_all(made: Callable[[], Plan]) -> None:
+    found = made()
+    assert found.turns == 3
+    assert found.graphs >= 120 * found.attempts
+    assert 0.0 < found.failure <= 0.1 * found.delta / found.graphs * (1 + 1e-12)
+
+
+def planned_by(changes: dict[str, Any]) -> Plan:
+    config = make_config({**SELDOM, "privacy": {"collusion": 0.1}, **changes})
+    return config.plan(config.methods[0])
+
+
+def test_participations_are_planned_from_the_horizon() -> None:
+    assert [Plan(horizon=rounds, separation=4).turns for rounds in (None, 8, 9)] == [1, 2, 3]
+    assert Plan(horizon=9, participations=2).turns == 2
+    assert Plan(horizon=9).round_mu(np.array([0])) == Plan(participations=9).round_mu(np.array([0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,27 @@ def test_a_statement_about_records_says_what_it_rests_on() -> None:
     assert any("has epsilon 2.16 with 2, 6.19 with 5, 14.48 with 10" in one for one in statement.caveats)
     assert statement.epsilon_marginal is None
     assert statement.paper == ""
+
+
+@pytest.mark.parametrize(("graph", "fixed"), [("complete", False), ("regular", True)])
+def test_colluders_are_said_to_be_fixed_before_the_graph_only_where_the_claim_rests_on_it(
+    graph: str, fixed: bool
+) -> None:
+    """Where everyone is near everyone, those that are placed after it was drawn are as bad: two words for one thing."""
+    statement = _after(1, graph=graph, collusion=0.2)
+    assert "up to 20 % of a round's participants" in statement.adversary
+    assert ("fixed before its graph was drawn" in statement.words) == fixed
+
+
+def test_delta_is_that_of_every_graph_that_was_drawn_whoever_was_shown_it() -> None:
+    """Three participations of each client in 120 rounds: a server could have chosen the three that it shows to one."""
+    plan, ledger = Plan(collusion=0.1, participations=3, neighbours=10.0), Ledger.empty(40)
+    for number in range(120):
+        ledger.charge(np.array([number % 40]), Charge.of(0.1))
+    statement = make_statement(plan, ledger)
+    assert statement.delta == pytest.approx(1e-5 + 117 * 0.1 * 1e-5 / 3)
+    assert any("is for 3 of 120 rounds" in caveat for caveat in statement.caveats)
+    assert make_statement(replace(plan, horizon=120), ledger).delta == plan.delta
 
 
 def test_a_silo_without_noise_has_no_claim_for_its_records() -> None:

@@ -33,7 +33,7 @@ ONE_MAY_BE_LOST: dict[str, Any] = {"mode": "repair", "dropout": 1e-4}
 
 def make_plan(m: int = 5, rounds: int = 12, separation: int = 4, **options: Any) -> Committed:
     numbers = {"kappa": 5.0, **options}
-    return forecast(carry=True, participants=m, clients=m * separation, rounds=rounds, **numbers).plan
+    return forecast(carry=True, participants=m, clients=m * separation, rounds=rounds, **numbers).run
 
 
 @dataclass

@@ -169,7 +169,7 @@ def test_the_plan_as_text_and_as_json_agree() -> None:
     assert text.returncode == data.returncode == 0, text.stderr + data.stderr
     plan = json.loads(data.stdout)
     assert plan["rounds"] == 100
-    assert f"{plan['kappa']:.3g}" in text.stdout
+    assert f"{plan['plan']['kappa']:.3g}" in text.stdout
     assert f"{plan['tau2']:.4g}" in text.stdout
     assert "epsilon 8.00" in text.stdout
     assert "6 static colluders of 30" in text.stdout
@@ -187,12 +187,12 @@ def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
     text, data = niss(*CARRY, *faults), niss(*CARRY, *faults, "--json")
     assert text.returncode == data.returncode == 0, text.stderr + data.stderr
     plan = json.loads(data.stdout)
-    assert (plan["separation"], plan["participations"], plan["rounds"]) == (5, 8, 40)
-    assert plan["plan"]["noise"]["colluders"] == 5
-    assert (plan["dropout"], plan["mode"], plan["plan"]["pattern"]) == (0.02, "repair", "any")
-    for name in ("to_central_mean", "to_central_final", "to_best"):
-        assert f"{plan['model_variance_ratio_' + name]:.3g} x" in text.stdout
-    assert f"{plan['carried_to_residual']:.3g}" in text.stdout
+    assert (plan["run"]["separation"], plan["plan"]["participations"], plan["rounds"]) == (5, 8, 40)
+    assert plan["run"]["noise"]["colluders"] == 5
+    assert (plan["dropout"], plan["plan"]["mode"], plan["plan"]["pattern"]) == (0.02, "repair", "any")
+    for name in ("to_central", "to_central_final", "to_best"):
+        assert f"{plan['ratio_' + name]:.3g} x" in text.stdout
+    assert f"{plan['plan']['carried_to_residual']:.3g}" in text.stdout
     words = " ".join(text.stdout.split())
     for part in ("over all 40 rounds", "at least so many rounds", "5 static colluders of 50", "Adam"):
         assert part in words

@@ -120,14 +120,14 @@ def test_a_strategy_that_would_start_with_too_few_nodes_is_warned_of(caplog):
 
 class TestParticipations:
     def test_follow_the_rounds_where_the_plan_does_not_say(self):
-        """Left at 1, they paid for the first of three rounds, and the run ended there as if that were all."""
-        strategy = NissStrategy(inner(), plan=replace(PRIVATE, participations=1))
+        """At 1 they paid for the first of three rounds, and the run ended there as if that were all."""
+        strategy = NissStrategy(inner(), plan=replace(PRIVATE, participations="planned"))
         start(strategy, FakeGrid(), rounds=3)
         assert [one.survivors for one in strategy.rounds] == [6, 6, 6]
         assert strategy.plan.participations == 3
 
     def test_and_the_sampling(self):
-        strategy = NissStrategy(inner(fraction_train=0.5), plan=replace(PRIVATE, participations=1))
+        strategy = NissStrategy(inner(fraction_train=0.5), plan=replace(PRIVATE, participations="planned"))
         start(strategy, FakeGrid(8), rounds=6)
         assert [one.participants for one in strategy.rounds] == [4] * 6
         rarely = lasting(Plan(), FedAvg(fraction_train=0.1), 100, 1000)

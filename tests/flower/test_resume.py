@@ -281,7 +281,7 @@ def test_other_settings_and_another_number_of_rounds_are_refused(tmp_path):
 
 def test_participations_that_followed_the_nodes_stay_as_they_were(tmp_path):
     """With fewer nodes a strategy asks each of them more often; what was promised is not planned anew."""
-    plan = replace(PRIVATE, participations=1)
+    plan = replace(PRIVATE, participations="planned")
 
     def sampling():
         return FedAvg(fraction_train=0.04, min_train_nodes=4, min_available_nodes=4, fraction_evaluate=0.0)

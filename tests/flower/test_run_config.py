@@ -10,7 +10,7 @@ from flower.grid import FakeGrid, global_model
 from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import NissStrategy
-from niss.flower.given import plan_of, strategy_options
+from niss.flower.given import for_rounds, plan_of, strategy_options
 
 SETTINGS = {"rounds": 3, "epsilon": 8.0, "clip": 2.0, "neighbours": 3, "server-key": "", "tracker": ""}
 
@@ -48,6 +48,15 @@ def test_silos_are_repaired_unless_the_settings_say_otherwise():
     plan = plan_of(silos)
     assert (plan.unit, plan.batch, plan.records, plan.mode) == ("record", 0.05, 6000, "repair")
     assert plan_of({**silos, "mode": "tolerate"}).mode == plan_of(SETTINGS).mode == "tolerate"
+
+
+def test_delta_pays_for_the_graphs_of_all_rounds_that_a_run_may_have():
+    """Though a client is planned to take part in three of them."""
+    given = Plan(clip=2.0, epsilon=8.0, participations=3, neighbours=3, collusion=0.1)
+    for plan in (for_rounds(given, 120), for_rounds(plan_of({**SETTINGS, "collusion": 0.1}), 120)):
+        assert plan.turns == 3
+        assert plan.graphs >= 120
+        assert plan.failure <= 0.1 * plan.delta / 120
 
 
 def test_every_setting_arrives():

@@ -110,14 +110,14 @@ def carried_plan(**target: Any) -> dict[str, Any]:
     # Without a clip: in units of the sensitivity of one upload.
     planned = forecast(**{"clip": float(target["participants"]), **target}, carry=True)
     return {
-        "numbers": [planned.mu, planned.kappa, planned.carried_to_residual, planned.residual],
-        "counts": [planned.plan.noise.colluders, planned.plan.noise.dropped, planned.separation],
+        "numbers": [planned.run.mu, planned.plan.kappa, planned.plan.carried_to_residual, planned.residual],
+        "counts": [planned.run.noise.colluders, planned.run.noise.dropped, planned.plan.separation],
         "ratios": [
-            planned.model_variance_ratio_to_central_mean,
-            planned.model_variance_ratio_to_central_final,
-            planned.model_variance_ratio_to_best,
+            planned.aggregate_variance_ratio_to_central,
+            planned.ratio_to_central_final,
+            planned.ratio_to_best,
         ],
-        "noise": planned.noise,
+        "noise": planned.over_rounds["niss"],
         "notes": list(planned.notes),
     }
 

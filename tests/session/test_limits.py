@@ -18,7 +18,7 @@ from niss.protocol import messages as wire
 from niss.session.limits import Budget, Limits
 from niss.session.node import Node
 from niss.session.ports import Reply, Request, Stage
-from niss.session.proposal import Proposal, read_proposal
+from niss.session.proposal import Proposal, Setup, read_proposal
 from niss.session.store import ClientState, MemoryStore
 from niss.tracker.coordinator import NodesTracker
 from session.scene import Scene
@@ -56,6 +56,16 @@ def test_a_run_beyond_a_nodes_limits_is_declined(pin: dict[str, Any], why: str) 
     _, proposal = proposed()
     with pytest.raises(RemoteProtocolError, match=why):
         Limits().of_node(pin).check(proposal)
+
+
+def test_delta_pays_for_the_graphs_of_every_round_that_a_run_may_have() -> None:
+    plan = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, graph="complete")
+    with pytest.raises(ConfigError, match="a run of 120 rounds needs a plan for all of them, not for 3"):
+        Setup(plan=plan, rounds=120, participants=4)
+    _, proposal = proposed(replace(plan, horizon=120))
+    assert proposal.plan.possible_rounds == Limits().policy(proposal).rounds == 120
+    # Nor does a node answer more rounds than those that a plan which names none has paid for.
+    assert Limits().policy(replace(proposal, plan=replace(plan, participations=4))).rounds == 4
 
 
 PROMISES_NOTHING = "promises nothing"

@@ -258,11 +258,11 @@ def test_a_plan_and_the_settings_made_of_it_say_the_same():
     shares = {"kappa": 3.0, "neighbours": 7.0, "tau2": 0.25, "collusion": 0.2}
     plan = niss.Plan(epsilon=2.0, participations=4, relation="replace-one", **shares)
     config = Config().with_plan(plan)
-    assert config.plan(config.methods[0]) == replace(plan, chain_rounds=config.rounds)
+    assert config.plan(config.methods[0]) == replace(plan, horizon=config.rounds)
     calibrated = replace(plan, method="dp-fedavg", tau2=None)
     config = Config().with_plan(calibrated)
     assert config.methods[0].tau2 == "calibrated"
-    assert config.plan(config.methods[0]) == calibrated
+    assert config.plan(config.methods[0]) == replace(calibrated, horizon=config.rounds)
     adaptive = small_config(privacy=ADAPTIVE)
     kept = adaptive.with_plan(adaptive.plan(adaptive.methods[0])).privacy
     assert (kept.quantile, kept.first_clip) == (0.5, 0.1)

@@ -37,7 +37,7 @@ def test_the_shares_of_a_run_are_as_strong_as_the_planner_finds_best() -> None:
     config = make_config({"data": {"clients": 60}, "training": {"participants": 30}})
     assert config.methods[0].kappa == "planned"
     planned = forecast(participants=30, neighbours=10.0, participations=config.participations)
-    assert config.plan(config.methods[0]).kappa == planned.kappa > 4.0
+    assert config.plan(config.methods[0]).kappa == planned.plan.kappa > 4.0
     fixed = make_config({"methods": [{"kappa": 2.0}]})
     assert fixed.plan(fixed.methods[0]).kappa == 2.0
     given = make_config({"methods": [{"tau2": 0.3}]})
@@ -71,11 +71,14 @@ def test_the_settings_of_a_plan_promise_what_it_promises(options: tuple[str, ...
     config = make_config({**to_values(config), "methods": [method]})
     plan = config.plan(config.methods[0])
     assert (plan.epsilon, plan.clip) == (8.0, 1.0) if options is ROUND else (5.0, 2.0)
-    assert plan.kappa == pytest.approx(values["kappa"])
+    assert plan.kappa == pytest.approx(values["plan"]["kappa"])
     assert config.rounds == values["rounds"]
     assert config.participations == 3
     if options is ROUND:
-        assert (plan.collusion, plan.neighbours) == (values["plan"]["collusion"], values["neighbours"])
+        assert (plan.collusion, plan.neighbours) == (
+            values["plan"]["collusion"],
+            values["plan"]["neighbours"],
+        )
 
 
 @pytest.mark.parametrize("options", [ROUND, CARRIED], ids=["round", "carried"])
@@ -92,7 +95,7 @@ def test_a_plan_is_run_from_its_file_and_from_the_flags_that_are_shown(
         done = CliRunner().invoke(app, ["run", *chosen, *small, "--out", str(tmp_path / str(number))])
         assert done.exit_code == 0, done.output
         results.append(json.loads(done.stdout))
-        promised = values.get("epsilon_joint", values.get("epsilon"))
+        promised = values["epsilon_joint"]
         assert results[-1]["epsilon_joint"] == pytest.approx(promised, rel=0.02)
         assert results[-1]["epsilon_joint"] <= promised * (1 + 1e-9)
     assert results[0]["accuracy"] == results[1]["accuracy"]

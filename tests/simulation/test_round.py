@@ -160,8 +160,8 @@ def test_carried_noise_in_the_model_is_as_planned_and_below_a_trusted_servers(mo
     watched = WideRun(monkeypatch, {**CARRIED, "kappa": 50.0})
     predicted = [line.model_noise_variance for line in watched.result.rounds]
     planned = forecast(carry=True, participants=COHORT, clients=12, rounds=ROUNDS, kappa=50.0, clip=0.5)
-    np.testing.assert_allclose(predicted, planned.noise, rtol=1e-9)
-    assert np.mean(predicted) < np.mean(planned.noise_central)
+    np.testing.assert_allclose(predicted, planned.over_rounds["niss"], rtol=1e-9)
+    assert np.mean(predicted) < np.mean(planned.over_rounds["central"])
     lines = watched.result.rounds
     assert [line.carried_variance > 0.0 for line in lines] == [True] * (ROUNDS - 1) + [False]
     assert any("ended early" in caveat for caveat in watched.result.statement.caveats)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from niss.accounting.ledger import Charge, ChargeableLedger, Ledger, LedgerHeader
     from niss.accounting.ledger_file import LedgerFile
     from niss.accounting.outsider import OutsiderClaim, outsider_epsilon
-    from niss.accounting.planner import CarriedForecast, PlanForecast, forecast, plan
+    from niss.accounting.planner import Forecast, forecast, plan
     from niss.accounting.plans import Plan, RoundPlan
     from niss.accounting.statement import (
         Statement,
@@ -49,7 +49,7 @@ _MODULES = {
     "niss.accounting.ledger_file": "LedgerFile",
     "niss.accounting.judgement": "Outlook outlook",
     "niss.accounting.outsider": "OutsiderClaim outsider_epsilon",
-    "niss.accounting.planner": "CarriedForecast PlanForecast forecast plan",
+    "niss.accounting.planner": "Forecast forecast plan",
     "niss.accounting.plans": "Plan RoundPlan",
     "niss.accounting.asked": "PlanQuestion",
     "niss.accounting.statement": "Statement assess make_statement stated_delta stated_relation",
@@ -61,19 +61,18 @@ _MODULES = {
 __all__ = [
     "RELATIONS",
     "Account",
-    "CarriedForecast",
     "Charge",
     "ChargeableLedger",
     "Committed",
     "CommittedAccount",
     "DrawnAccount",
+    "Forecast",
     "Ledger",
     "LedgerFile",
     "LedgerHeader",
     "Outlook",
     "OutsiderClaim",
     "Plan",
-    "PlanForecast",
     "PlanQuestion",
     "Promise",
     "RoundPlan",

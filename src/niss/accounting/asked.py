@@ -16,14 +16,20 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc
 
 from niss.errors import ConfigError
-from niss.settings import Count, OneOf, Positive, Probability, Share, settings
+from niss.settings import Count, OneOf, Planned, Positive, Probability, Share, settings
 
 if TYPE_CHECKING:
-    from niss.accounting.planner import CarriedForecast, PlanForecast
+    from niss.accounting.planner import Forecast
 
 Relation = Literal["zero-out", "replace-one"]
 Pattern = Literal["cyclic", "any"]
-Mode = Annotated[Literal["tolerate", "repair"], Doc("What happens to the noise of clients that drop out.")]
+Mode = Annotated[
+    Literal["tolerate", "repair"] | Planned,
+    Doc(
+        "What happens to the noise of clients that drop out; `planned`: `repair` for silos, of which one that is lost "
+        "would leave more than all other noise, else `tolerate`."
+    ),
+]
 Dropout = Annotated[
     Share,
     Doc(
@@ -142,13 +148,17 @@ class Horizon:
     """How many rounds there are, and how often one client takes part in them."""
 
     participations: Annotated[
-        Count, Doc("Rounds of a client over which the target is composed; 1: per round.")
-    ] = 1
+        Count | Planned,
+        Doc(
+            "Rounds of a client over which the target is composed; `planned`: as many as the horizon has room for, and "
+            "without one a single round."
+        ),
+    ] = "planned"
     horizon: Annotated[
         Count | None,
         Doc(
-            "Rounds of the whole run, to which methods that plan their noise for all of it are committed; none: "
-            "`participations` times `separation`."
+            "Rounds of the whole run, whose graphs delta pays for, and to which methods that plan their noise for all "
+            "of it are committed; none: `participations` times `separation`."
         ),
     ] = None
     separation: Annotated[
@@ -179,7 +189,12 @@ class Trust:
 
     collusion: Collusion = 0.0
     dropout: Dropout = 0.0
-    mode: Mode = "tolerate"
+    mode: Mode = "planned"
+
+
+def usual_mode(unit: str) -> Literal["tolerate", "repair"]:
+    """The mode that is planned where none is asked for."""
+    return "repair" if unit == "record" else "tolerate"
 
 
 @settings
@@ -225,10 +240,7 @@ class PlanQuestion:
     ] = None
     collusion: Collusion = 0.0
     dropout: Dropout = 0.0
-    mode: Annotated[
-        Literal["tolerate", "repair"] | None,
-        Doc("What happens to the noise of those who drop out; none: `repair` for silos, else `tolerate`."),
-    ] = None
+    mode: Mode = "planned"
     kappa: Annotated[
         Annotated[float, Ge(1e-6), Le(1e6)] | None, Doc("Strength of the shares; none: the cheapest.")
     ] = None
@@ -323,11 +335,6 @@ class PlanQuestion:
                 )
 
     @property
-    def planned_mode(self) -> Literal["tolerate", "repair"]:
-        """The mode as asked; else that of the unit. With few silos each that is lost would leave far more noise."""
-        return self.mode or ("repair" if self.unit == "record" else "tolerate")
-
-    @property
     def planned_participations(self) -> int:
         """As asked; else `ceil(rounds * participants / clients)`, or all rounds where nobody says how many clients."""
         if self.participations is None and self.clients is not None and self.rounds is not None:
@@ -342,14 +349,13 @@ class PlanQuestion:
             if getattr(self, one.name) != one.default
         }
 
-    def forecast(self, progress: Callable[[str], None] | None = None) -> PlanForecast | CarriedForecast:
+    def forecast(self, progress: Callable[[str], None] | None = None) -> Forecast:
         """The cheapest plan, and what it costs; `progress` as in `niss.accounting.forecast`."""
         from niss.accounting.planner import forecast
 
-        planned: PlanForecast | CarriedForecast = forecast(progress=progress, **self.asked())
-        return planned
+        return forecast(progress=progress, **self.asked())
 
-    def to_json(self, planned: PlanForecast | CarriedForecast) -> dict[str, Any]:
+    def to_json(self, planned: Forecast) -> dict[str, Any]:
         """The plan as `niss plan --json` prints it: the question, its answer and, for a model, the outlook."""
         from niss.accounting.judgement import judge_plan, judge_records
 

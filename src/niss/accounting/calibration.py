@@ -355,12 +355,12 @@ class CarriedSearch:
         return math.ceil(self.draft.horizon / self.draft.separation) / self.mu**2
 
     def noise(self, run: Committed) -> FloatArray:
-        return run.noise_in_model(self.dropout, repaired=self.repaired)[: run.horizon]
+        """In the model after each round, the closing one too."""
+        return run.noise_in_model(self.dropout, repaired=self.repaired)
 
     def objective(self, run: Committed) -> float:
-        if self.goal == "mean":
-            return float(self.noise(run).mean())
-        return float(run.noise_in_model(self.dropout, repaired=self.repaired)[-1])
+        noise = self.noise(run)
+        return float(noise[: run.horizon].mean() if self.goal == "mean" else noise[-1])
 
     def fitted(self, kappa: float, ratio: float) -> Committed:
         """The least residual that keeps the promise, at this ratio and shares within a round."""
@@ -402,8 +402,8 @@ class CarriedSearch:
     def cyclic(self) -> CarriedSearch:
         return replace(self, draft=replace(self.draft, pattern="cyclic"))
 
-    def cheapest(self, ratio: float | None, say: Callable[[str], None]) -> Committed:
-        """The plan at the least kappa that is nearly the best, each with its own carried variance.
+    def cheapest(self, ratio: float | None, say: Callable[[str], None]) -> float:
+        """The least kappa that is nearly the best, each with its own carried variance.
 
         Kappas are compared for cyclic cohorts, which is quicker and hardly matters; the plan is made for the pattern
         that was asked for.
@@ -421,9 +421,9 @@ class CarriedSearch:
                 hint="assume fewer colluders, or fewer that drop out",
             )
         enough = _GOOD_ENOUGH * min(cost for _, cost in points)
-        chosen = next(kappa for kappa, cost in points if cost <= enough)
+        chosen: float = next(kappa for kappa, cost in points if cost <= enough)
         say(f"choosing what to carry at strength {chosen:.3g}")
-        return self.at(chosen, ratio)
+        return chosen
 
 
 @lru_cache(maxsize=2)

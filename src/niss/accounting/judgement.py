@@ -35,6 +35,7 @@ so the lines are drawn at r = 0.5 and 5, whatever the size of the model.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ from niss.mechanism import Slots
 
 if TYPE_CHECKING:
     from niss.accounting.asked import PlanQuestion
-    from niss.accounting.planner import CarriedForecast, PlanForecast
+    from niss.accounting.planner import Forecast
 
 
 NOISY, HOPELESS = 1.0, 5.0
@@ -170,19 +171,15 @@ class Outlook:
         }
 
 
-def judge_plan(question: PlanQuestion, planned: PlanForecast | CarriedForecast) -> Outlook:
+def judge_plan(question: PlanQuestion, planned: Forecast) -> Outlook:
     """Judge the noise of the plan that answers a question, for a model of the size that is asked, or assumed.
 
     Where noise is carried, it is what stays in the final model that counts, spread evenly over the rounds.
     """
-    from niss.accounting.planner import CarriedForecast
-
-    if isinstance(planned, CarriedForecast):
-        rounds = len(planned.noise)
-        variance = planned.noise[-1] / rounds
-    else:
-        rounds = question.rounds or planned.plan.participations
-        variance = planned.aggregate_variance_ratio_to_central * planned.sigma**2
+    rounds = question.rounds or planned.plan.turns
+    variance = planned.aggregate_variance_ratio_to_central * planned.sigma**2
+    if planned.run is not None:
+        variance = planned.over_rounds["niss"][-1] / rounds
     size = ASSUMED_MODEL if question.parameters is None else question.parameters
     judged = outlook(
         parameters=size, rounds=rounds, clip=question.clip, variance=variance, unit=question.unit
@@ -211,28 +208,23 @@ class RecordsOutlook:
         return asdict(self)
 
 
-def judge_records(question: PlanQuestion, planned: PlanForecast | CarriedForecast) -> RecordsOutlook:
+def judge_records(question: PlanQuestion, planned: Forecast) -> RecordsOutlook:
     """What a plan for records rests on, what a lost silo costs in either mode, and what would change the noise.
 
     A silo that is lost and tolerated leaves the shares it sent and received, `2 kappa` in units of a curator's noise.
     """
-    from niss.accounting.planner import PlanForecast
-
-    assert isinstance(planned, PlanForecast)
-    plan, size, rounds = planned.plan, question.participants, question.rounds or 1
+    plan, size, rounds = planned.plan, question.participants, planned.plan.turns
     assert plan.batch is not None
 
-    def changed(**change: Any) -> PlanForecast | None:
-        try:
-            found = replace(question, **change).forecast()
-        except PrivacyError:
-            return None
-        assert isinstance(found, PlanForecast)
-        return found
+    def changed(**change: Any) -> Forecast | None:
+        with suppress(PrivacyError):
+            return replace(question, **change).forecast()
+        return None
 
-    tolerant, repairing = changed(mode="tolerate"), changed(mode="repair")
+    other = changed(mode="repair" if plan.mode == "tolerate" else "tolerate")
+    tolerant, repairing = (planned, other) if plan.mode == "tolerate" else (other, planned)
     assert tolerant is not None
-    left = (1.0 - 1.0 / size) * tolerant.aggregate_variance_ratio_to_central + 2.0 * tolerant.kappa
+    left = (1.0 - 1.0 / size) * tolerant.aggregate_variance_ratio_to_central + 2.0 * tolerant.plan.kappa
     levers: dict[str, dict[str, Any]] = {
         "twice the rounds": {"rounds": 2 * rounds},
         "twice the batch": {"batch": min(2.0 * plan.batch, 1.0)},
@@ -243,9 +235,9 @@ def judge_records(question: PlanQuestion, planned: PlanForecast | CarriedForecas
     }
     here, found = planned.noise_share / math.sqrt(rounds), {}
     for words, change in levers.items():
-        if (other := changed(**change)) is not None:
-            found[words] = other.noise_share / math.sqrt(change.get("rounds", rounds)) / here
-    slots = Slots.of((plan.batch, planned.noise_multiplier or 0.0, plan.participations))
+        if (with_it := changed(**change)) is not None:
+            found[words] = with_it.noise_share / math.sqrt(change.get("rounds", rounds)) / here
+    slots = Slots.of((plan.batch, planned.noise_multiplier or 0.0, rounds))
     return RecordsOutlook(
         slots.epsilon_if_known(plan.gaussian_delta),
         left,

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, overload
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,134 +51,99 @@ BEST_ROUNDS = 200
 _NO_GAIN, _LITTLE_GAIN = 0.98, 0.75
 
 
-@dataclass(frozen=True)
-class PlanForecast:
-    """A plan and what it costs. Ratios are variances of the sum of all uploads.
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A plan and what it costs, judged round by round or, where it carries noise, as a whole run. Ratios are variances.
 
-    plan                        calibrates tau^2 again for the graph of every round
+    plan                        with all that was left to choose; a tau^2 is calibrated again for the graph of every
+                                round
+    participants, clients       of a round; of the run, where noise is carried
+    run                         what a run that carries noise commits to; None: nothing is carried
     sigma                       deviation of the noise a client would need alone, on its part of the average; in the
                                 record unit that of one trusted curator
+    tau2                        what a typical graph needs
+    epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
+    aggregate_variance_ratio_to_central            noise in the model, on average over the rounds, over that of a trusted server with fresh
+                                noise in every round
+    ratio_to_central_final      the same for the final model
+    ratio_to_local, _ideal      the former over that of DP-FedAvg; what secure aggregation with distributed noise would
+                                reach
+    notes                       what a reader has to know
+
+    Where nothing is carried:
+
     noise_multiplier            z of a round in the joint view: the deviation that the worst-off client or record has
                                 left, over how far it can move the sum; None: no guarantee
-    noise_share                 deviation of the noise in each coordinate of the average, over the clip
-    tau2                        what a typical graph needs
-    kappa                       strength of the shares
-    epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
     epsilon_marginal            of one upload looked at alone, which is what the paper counts
     effective_variance_ratio    the worst-off client's effective variance over sigma^2
-    aggregate_variance_ratio_*  noise in the sum, over that of a trusted server (`to_central`) and of DP-FedAvg
-                                (`to_local`); `ideal` is what secure aggregation with distributed noise would reach
-    dropout_part                how much of it dropped clients leave behind
-    mode, recommended_mode      what happens to dropouts, and what would leave less noise
+    dropout_part                how much of the noise dropped clients leave behind
+    recommended_mode            what would leave less noise, where clients drop out
     worst                       the client that decides, and colluders that do the most to it
     curve                       the noise in the sum over kappa
-    notes                       what a reader has to know
+
+    Where noise is carried:
+
+    over_rounds                 noise in the model after each round: ours (`niss`), a trusted server's independent noise
+                                (`central`), its banded square root (`banded`) and the best correlated noise (`best`,
+                                for fixed cyclic cohorts), which is not computed for long runs
+    ratio_to_best               mean, over that best
     """
 
     plan: Plan
     participants: int
+    clients: int | None = None
+    run: Committed | None = None
     sigma: float
-    noise_multiplier: float | None
-    noise_share: float
     tau2: float
-    kappa: float
-    neighbours: float
     epsilon_joint: float | None
-    epsilon_marginal: float
-    effective_variance_ratio: float
     aggregate_variance_ratio_to_central: float
-    aggregate_variance_ratio_to_local: float
-    aggregate_variance_ratio_ideal: float
-    dropout_part: float
-    mode: str
-    recommended_mode: str
-    worst: WorstCase
-    curve: tuple[TradeOff, ...]
+    ratio_to_central_final: float
+    ratio_to_local: float
+    ratio_ideal: float
     notes: tuple[str, ...]
+    noise_multiplier: float | None = None
+    epsilon_marginal: float | None = None
+    effective_variance_ratio: float | None = None
+    dropout_part: float | None = None
+    recommended_mode: str | None = None
+    worst: WorstCase | None = None
+    curve: tuple[TradeOff, ...] = ()
+    over_rounds: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    ratio_to_best: float | None = None
+
+    @property
+    def residual(self) -> float:
+        """Variance of the fresh noise in the average of a round."""
+        return self.participants * self.tau2 * self.plan.kappa * self.sigma**2
+
+    @property
+    def noise_share(self) -> float:
+        """Deviation of the noise in each coordinate of the average, over the clip."""
+        return self.sigma * math.sqrt(self.aggregate_variance_ratio_to_central) / self.plan.clip
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and settings, ready for `json.dumps`."""
         values = asdict(self)
         values["curve"] = [{**asdict(point), "total": point.total} for point in self.curve]
-        values["worst"]["colluders"] = len(self.worst.colluders)
+        if self.worst is not None:
+            values["worst"]["colluders"] = len(self.worst.colluders)
         values["assumed"] = asdict(self.plan.assumed(self.participants))
         # With derived seeds nothing is sent; the other two are the paper's ways of sending shares.
+        sent = math.ceil(self.plan.neighbours)
         values["bytes_per_client"] = {
             "shares derived from key agreement": 0,
-            "shares sent as seeds": 32 * math.ceil(self.neighbours),
-            "shares sent as vectors, per parameter": 4 * math.ceil(self.neighbours),
+            "shares sent as seeds": 32 * sent,
+            "shares sent as vectors, per parameter": 4 * sent,
         }
         return values
 
 
-@dataclass(frozen=True)
-class CarriedForecast:
-    """A plan and what it costs. Ratios are variances in the model over those of trusted servers at the same mu.
-
-    plan                                      in units of the squared `sensitivity` of one upload
-    clients, epsilon, delta, dropout, mode    as asked
-    participations                            the most of one client
-    separation, carried_to_residual           as in the plan
-    kappa                                     shares sent within a round over the noise a client would need alone
-    model_variance_ratio_to_central_mean      on average over the rounds, over independent noise of a trusted server
-    model_variance_ratio_to_central_final     the same for the final model
-    model_variance_ratio_to_best              mean, over the best correlated noise of a trusted server (fixed cyclic
-                                              cohorts); None for long runs, where it is not computed
-    noise, noise_central, noise_banded        in the model after each round: ours, a trusted server's independent noise,
-                                              and its banded square root (BandMF)
-    noise_best                                the same of the best correlated noise; None where it is not computed
-    notes                                     what a reader has to know
-    """
-
-    plan: Committed
-    sensitivity: float
-    clients: int
-    epsilon: float
-    delta: float
-    dropout: float
-    mode: str
-    mu: float
-    participations: int
-    separation: int
-    carried_to_residual: float
-    kappa: float
-    model_variance_ratio_to_central_mean: float
-    model_variance_ratio_to_central_final: float
-    model_variance_ratio_to_best: float | None
-    noise: tuple[float, ...]
-    noise_central: tuple[float, ...]
-    noise_banded: tuple[float, ...]
-    noise_best: tuple[float, ...] | None
-    notes: tuple[str, ...]
-
-    @property
-    def residual(self) -> float:
-        """Variance of the fresh noise in the sum of a round."""
-        return self.plan.noise.participants * self.plan.noise.residual * self.sensitivity**2
-
-    def to_json(self) -> dict[str, Any]:
-        """Numbers and settings, ready for `json.dumps`."""
-        return asdict(self)
-
-
-@overload
-def forecast(*, carry: Literal[True], progress: Progress | None = None, **asked: Any) -> CarriedForecast: ...
-
-
-@overload
-def forecast(
-    *, carry: Literal[False] = False, progress: Progress | None = None, **asked: Any
-) -> PlanForecast: ...
-
-
-def forecast(
-    *, carry: bool = False, progress: Progress | None = None, **asked: Any
-) -> PlanForecast | CarriedForecast:
+def forecast(*, progress: Progress | None = None, **asked: Any) -> Forecast:
     """The cheapest plan for the target, and what it costs; with `tau2` given, what that tau^2 promises instead.
 
-    carry     noise is carried from round to round, and the run is planned as a whole; else each round on its own
     progress  is told in a few words what is being computed
-    asked     the fields of `PlanQuestion`, of which `participants` must be given
+    asked     the fields of `PlanQuestion`, of which `participants` must be given; with `carry` noise is carried from
+              round to round and the run is planned as a whole, else each round on its own
 
     An upload is `x_k / participants`, so variances are those of the average. Raises ConfigError for settings out of
     range, and PrivacyError where too few are left to share noise with, or where the graph is too sparse for the
@@ -190,12 +155,11 @@ def forecast(
     >>> planned.plan.assumed(30).colluders
     6
     >>> planned = forecast(participants=100, clients=1000, rounds=100, collusion=0.2, carry=True)
-    >>> planned.plan.noise.colluders, round(planned.model_variance_ratio_to_central_mean, 2)
+    >>> planned.plan.assumed(100).colluders, round(planned.aggregate_variance_ratio_to_central, 2)
     (20, 0.28)
     """
-    question = check(PlanQuestion, {**asked, "carry": carry})
-    say = progress or (lambda _: None)
-    return _carried(question, say) if carry else _within_rounds(question, say)
+    question = check(PlanQuestion, asked)
+    return (_carried if question.carry else _within_rounds)(question, progress or (lambda _: None))
 
 
 def plan(
@@ -213,7 +177,7 @@ def plan(
     clients: int | None = None,
     collusion: float = 0.0,
     dropout: float = 0.0,
-    mode: Literal["tolerate", "repair"] | None = None,
+    mode: Mode = "planned",
     kappa: float | None = None,
     tau2: float | None = None,
     relation: Relation = "zero-out",
@@ -223,12 +187,12 @@ def plan(
     >>> plan(participants=30, epsilon=3.0, kappa=2.0).graph
     'complete'
     """
-    return forecast(**locals(), carry=False).plan
+    return forecast(**locals()).plan
 
 
-def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
-    size, mode, dropout = question.participants, question.planned_mode, question.dropout
-    draft = _draft(question, mode)
+def _within_rounds(question: PlanQuestion, say: Progress) -> Forecast:
+    size, dropout = question.participants, question.dropout
+    draft = _draft(question)
     say("bounding what colluders can do")
     needed = NoiseNeeded(draft, size)
     curve = needed.curve() if question.tau2 is None else ()
@@ -240,50 +204,52 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> PlanForecast:
             raise too_sparse(size, plan.neighbours, needed.assumed)
     else:
         tau2, worst = question.tau2, needed.worst(plan.kappa, question.tau2)
-    better: str = mode
+    better = plan.mode
     if curve and question.kappa is None and dropout:
-        better = _better_mode(question, min(curve, key=total_noise).total)
+        better = _better_mode(question, plan.mode, min(curve, key=total_noise).total)
     mu = float(plan.round_mu(np.arange(1))[0])
     # Of one round, in units of the noise a client would need alone.
     alone = float(marginal_mu(mu, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2))
     promised = mu / math.sqrt(worst.ratio) if worst.ratio > 0.0 else None
     noise = noise_in_the_sum(plan, size, plan.kappa, tau2 * plan.kappa)
     local, sigma = (1.0 - dropout) * size, float(plan.sensitivity(1.0 / plan.divisor(size), 1.0)) / mu
-    return PlanForecast(
+    return Forecast(
         plan=plan,
         participants=size,
         sigma=sigma,
-        noise_multiplier=None if promised is None else 1.0 / promised,
-        noise_share=sigma * math.sqrt(noise.total) / plan.clip,
         tau2=tau2,
-        kappa=plan.kappa,
-        neighbours=plan.neighbours,
         epsilon_joint=None if promised is None else _epsilon_of(plan, promised, plan.gaussian_delta),
+        aggregate_variance_ratio_to_central=noise.total,
+        ratio_to_central_final=noise.total,
+        ratio_to_local=noise.total / local,
+        ratio_ideal=_ideal(needed.assumed.colluders, size),
+        notes=tuple(_notes(plan, size, worst, noise, better, gains=noise.total < local)),
+        noise_multiplier=None if promised is None else 1.0 / promised,
         epsilon_marginal=_epsilon_of(plan, alone, plan.delta),
         effective_variance_ratio=worst.ratio,
-        aggregate_variance_ratio_to_central=noise.total,
-        aggregate_variance_ratio_to_local=noise.total / local,
-        aggregate_variance_ratio_ideal=1.0 / (1.0 - needed.assumed.colluders / size),
         dropout_part=noise.dropout,
-        mode=mode,
         recommended_mode=better,
         worst=worst,
         curve=curve,
-        notes=tuple(_notes(plan, size, worst, noise, (mode, better), gains=noise.total < local)),
     )
+
+
+def _ideal(colluders: int, size: int) -> float:
+    """The noise of secure aggregation to which every client adds its part, over that of a trusted server."""
+    return 1.0 / (1.0 - colluders / size)
 
 
 def _epsilon_of(plan: Plan, mu: float, delta: float) -> float:
     """What all rounds come to that cost so much each, and in the record unit have secret batches."""
     if plan.batch is not None:
-        return Slots.of((plan.batch, 1.0 / mu, plan.participations)).epsilon(delta)
-    return gdp_epsilon(mu * math.sqrt(plan.participations), delta)
+        return Slots.of((plan.batch, 1.0 / mu, plan.turns)).epsilon(delta)
+    return gdp_epsilon(mu * math.sqrt(plan.turns), delta)
 
 
 def _notes(
-    plan: Plan, participants: int, worst: WorstCase, noise: TradeOff, modes: tuple[str, str], *, gains: bool
+    plan: Plan, participants: int, worst: WorstCase, noise: TradeOff, better: str, *, gains: bool
 ) -> Iterator[str]:
-    """`modes`: the one that was asked for, and the one that leaves less noise."""
+    """`better`: the mode that leaves less noise."""
     if not gains:
         binding = "collusion"
         if noise.dropout > noise.residual:
@@ -291,8 +257,8 @@ def _notes(
         elif worst.colluders and plan.graph == "regular":
             binding = "collusion among few neighbours"
         yield f"No gain over DP-FedAvg: {binding} leaves as much noise."
-    if modes[0] != modes[1]:
-        yield f"mode = {modes[1]!r} would leave less noise in the sum than {modes[0]!r} at this dropout rate."
+    if better != plan.mode:
+        yield f"mode = {better!r} would leave less noise in the sum than {plan.mode!r} at this dropout rate."
     if not worst.exact and plan.assumed(participants).removed:
         yield "What colluders can do is bounded by a proof that covers every placement, not searched for."
     if plan.graph != "complete" and not is_drawn(participants, plan.neighbours):
@@ -306,29 +272,35 @@ def _notes(
         yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
 
 
-def _draft(question: PlanQuestion, mode: Mode) -> Plan:
+def _asked(question: PlanQuestion) -> Plan:
+    """What is asked, as far as a plan says it too."""
+    names = (
+        "unit",
+        "batch",
+        "records",
+        "clip",
+        "epsilon",
+        "delta",
+        "relation",
+        "collusion",
+        "dropout",
+        "mode",
+        "tau2",
+    )
+    return Plan(
+        participations=question.planned_participations,
+        horizon=question.rounds,
+        **{name: getattr(question, name) for name in names},
+    )
+
+
+def _draft(question: PlanQuestion) -> Plan:
     """The plan but for kappa, with the graph that what may be revealed needs."""
-    size, often = question.participants, question.planned_participations
+    size = question.participants
 
     def with_neighbours(sent: float) -> Plan:
-        return Plan(
-            unit=question.unit,
-            batch=question.batch,
-            records=question.records,
-            clip=question.clip,
-            epsilon=question.epsilon,
-            delta=question.delta,
-            relation=question.relation,
-            participations=often,
-            chain_rounds=question.rounds if often < (question.rounds or 0) else None,
-            collusion=question.collusion,
-            dropout=question.dropout,
-            mode=mode,
-            tau2=question.tau2,
-            neighbours=sent,
-            graph="complete" if sent >= size - 1 else "regular",
-            kappa=NOMINAL_KAPPA,
-        )
+        graph = "complete" if sent >= size - 1 else "regular"
+        return replace(_asked(question), neighbours=sent, graph=graph, kappa=NOMINAL_KAPPA)
 
     if question.neighbours is not None:
         if question.neighbours > size - 1:
@@ -349,21 +321,20 @@ def _draft(question: PlanQuestion, mode: Mode) -> Plan:
     return with_neighbours(float(size - 1))
 
 
-def _better_mode(question: PlanQuestion, total: float) -> str:
+def _better_mode(question: PlanQuestion, mode: Mode, total: float) -> Mode:
     """The mode that leaves less noise in the sum, each with its own cheapest kappa."""
-    mode = question.planned_mode
     other: Mode = "repair" if mode == "tolerate" else "tolerate"
     try:
-        noise = NoiseNeeded(_draft(question, other), question.participants)
+        noise = NoiseNeeded(_draft(replace(question, mode=other)), question.participants)
         least = min(noise.curve(), key=total_noise).total
     except PrivacyError:
         return mode
     return other if least < total else mode
 
 
-def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
+def _carried(question: PlanQuestion, say: Progress) -> Forecast:
     """The run that leaves least noise in the model."""
-    size, dropout, repaired = question.participants, question.dropout, question.planned_mode == "repair"
+    size, ratio = question.participants, question.carried_to_residual
     assert question.clients is not None
     assert question.rounds is not None
     # What is no target is refused in the caller's own numbers.
@@ -371,60 +342,52 @@ def _carried(question: PlanQuestion, say: Progress) -> CarriedForecast:
     # Who stays out for longer than the run takes part once, as it does where it stays out for all of it.
     apart = _separation(size, question.clients, question.separation, question.pattern)
     apart = min(apart, max(question.rounds, 2))
-    plan = Plan(
+    plan = replace(
+        _asked(question),
         method="niss-carried",
         graph="complete",
-        epsilon=question.epsilon,
-        delta=question.delta,
+        neighbours=size - 1.0,
         participations=math.ceil(question.rounds / apart),
-        horizon=question.rounds,
         separation=apart,
         pattern=question.pattern,
+        participants=size,
         closing=question.closing,
-        collusion=question.collusion,
-        dropout=dropout,
-        mode=question.planned_mode,
     )
     search = CarriedSearch.of(plan, size, goal=question.goal)
-    ratio = question.carried_to_residual
-    chosen = search.at(question.kappa, ratio) if question.kappa else search.cheapest(ratio, say)
-    run = safely_within(chosen, search.mu**2)
+    kappa = question.kappa or search.cheapest(ratio, say)
+    run = safely_within(search.at(kappa, ratio), search.mu**2)
     say("comparing with trusted servers")
-    sensitivity = float(client_sensitivity(1.0 / size, question.clip, question.relation))
+    sensitivity, noise = float(client_sensitivity(1.0 / size, plan.clip, plan.relation)), run.noise
     unit, length = (sensitivity / search.mu) ** 2, question.rounds
-    whole = sensitivity**2 * run.noise_in_model(dropout, repaired=repaired)
+    whole = sensitivity**2 * search.noise(run)
     ours, central = whole[:length], unit * independent_noise(length, apart)
-    best = unit * best_noise(length, apart) if length <= BEST_ROUNDS else None
-    return CarriedForecast(
-        plan=run,
-        sensitivity=sensitivity,
+    over = {"niss": ours, "central": central, "banded": unit * banded_noise(length, apart)}
+    if length <= BEST_ROUNDS:
+        over["best"] = unit * best_noise(length, apart)
+    mean = float(ours.mean() / central.mean())
+    return Forecast(
+        plan=replace(plan, kappa=kappa, carried_to_residual=noise.carried / noise.residual),
+        participants=size,
         clients=question.clients,
-        epsilon=question.epsilon,
-        delta=question.delta,
-        dropout=dropout,
-        mode=question.planned_mode,
-        mu=run.mu,
-        participations=plan.participations,
-        separation=apart,
-        carried_to_residual=run.noise.carried / run.noise.residual,
-        kappa=run.noise.spatial / (2.0 * search.alone),
-        model_variance_ratio_to_central_mean=float(ours.mean() / central.mean()),
-        model_variance_ratio_to_central_final=float(whole[-1] / central[-1]),
-        model_variance_ratio_to_best=None if best is None else float(ours.mean() / best.mean()),
-        noise=tuple(ours.tolist()),
-        noise_central=tuple(central.tolist()),
-        noise_banded=tuple((unit * banded_noise(length, apart)).tolist()),
-        noise_best=None if best is None else tuple(best.tolist()),
-        notes=tuple(_carried_notes(run, search)),
+        run=run,
+        sigma=sensitivity * math.sqrt(search.alone),
+        tau2=2.0 * noise.residual / noise.spatial,
+        epsilon_joint=question.epsilon,
+        aggregate_variance_ratio_to_central=mean,
+        ratio_to_central_final=float(whole[-1] / central[-1]),
+        ratio_to_local=mean / ((1.0 - plan.dropout) * size),
+        ratio_ideal=_ideal(noise.colluders, size),
+        notes=tuple(_carried_notes(run, search, kappa)),
+        over_rounds={name: tuple(values.tolist()) for name, values in over.items()},
+        ratio_to_best=float(ours.mean() / over["best"].mean()) if "best" in over else None,
     )
 
 
-def _carried_notes(run: Committed, search: CarriedSearch) -> Iterator[str]:
+def _carried_notes(run: Committed, search: CarriedSearch, kappa: float) -> Iterator[str]:
     if run.separation == 1:
         yield "Everyone takes part in every round: carrying noise to the next round hides nothing."
     else:
-        nothing = carrying_nothing(search, run.noise.spatial / (2.0 * search.alone))
-        left = search.objective(run) / search.objective(nothing)
+        left = search.objective(run) / search.objective(carrying_nothing(search, kappa))
         cause = "the run is short"
         if search.dropout:
             taken_out = search.repaired and run.noise.dropped

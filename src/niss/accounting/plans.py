@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import InstanceOf
 from typing_extensions import Doc
 
-from niss.accounting.asked import Horizon, Sharing, Target, Trust, method_names
+from niss.accounting.asked import Horizon, Sharing, Target, Trust, method_names, usual_mode
 from niss.accounting.assumed import Assumed, assumed_in
 from niss.accounting.calibration import committed_run
 from niss.accounting.committed import Committed
@@ -86,6 +86,8 @@ class Plan(Trust, Horizon, Sharing, Target):
 
     def __post_init__(self) -> None:
         record = self.unit == "record"
+        if self.mode == "planned":
+            object.__setattr__(self, "mode", usual_mode(self.unit))
         require_needs(_RECORD if record else _NO_RECORD, vars(self), who=f"unit {self.unit!r}")
         for name in ("batch", "records") if record else ():
             if getattr(self, name) is None:
@@ -109,9 +111,16 @@ class Plan(Trust, Horizon, Sharing, Target):
         self.kind.check(self)
 
     @property
+    def turns(self) -> int:
+        """The rounds of a client over which the target is composed: as many as asked, or as the run has room for."""
+        if self.participations != "planned":
+            return self.participations
+        return math.ceil((self.horizon or 1) / self.separation)
+
+    @property
     def planned_rounds(self) -> int:
         """Rounds of the whole run."""
-        return self.participations * self.separation if self.horizon is None else self.horizon
+        return self.turns * self.separation if self.horizon is None else self.horizon
 
     @property
     def kind(self) -> Method:
@@ -136,7 +145,7 @@ class Plan(Trust, Horizon, Sharing, Target):
     @property
     def possible_rounds(self) -> int:
         """The most rounds among which a server could choose those that it shows to a client: all of the run's."""
-        return max(self.participations, self.planned_rounds + self.closing, self.chain_rounds or 1)
+        return max(self.turns, self.planned_rounds + self.closing, self.chain_rounds or 1)
 
     @property
     def graphs(self) -> int:
@@ -204,8 +213,8 @@ class Plan(Trust, Horizon, Sharing, Target):
     def budget(self, clients: int) -> FloatArray | Slots:
         """B_k: the mu of each client's whole target, composed over its participations; for records the slots of all."""
         if self.batch is None:
-            return self.round_mu(np.arange(clients)) * math.sqrt(self.participations)
-        return Slots.of((self.batch, 1.0 / float(self.round_mu(np.arange(1))[0]), self.participations))
+            return self.round_mu(np.arange(clients)) * math.sqrt(self.turns)
+        return Slots.of((self.batch, 1.0 / float(self.round_mu(np.arange(1))[0]), self.turns))
 
     @property
     def whole(self) -> Amount:
@@ -230,10 +239,10 @@ class Plan(Trust, Horizon, Sharing, Target):
             sigma = gaussian_sigma(
                 epsilon, self.gaussian_delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
             )
-            return 1.0 / (sigma * math.sqrt(self.participations))
+            return 1.0 / (sigma * math.sqrt(self.turns))
         if self.batch is not None:
-            return 1.0 / poisson_multiplier(epsilon, self.gaussian_delta, self.batch, self.participations)
-        return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.participations)
+            return 1.0 / poisson_multiplier(epsilon, self.gaussian_delta, self.batch, self.turns)
+        return gdp_mu(epsilon, self.gaussian_delta) / math.sqrt(self.turns)
 
     def committed(self, participants: int) -> Committed:
         """The noise of the whole run and what its rounds cost, where noise is carried over; for rounds of that size."""

@@ -128,7 +128,8 @@ def make_statement(
     noise_multipliers  of the rounds that were released, for methods whose claim is about the whole run
     """
     most = int(ledger.participations.max(initial=0))
-    delta = stated_delta(plan, most)
+    rounds = max(most, len(ledger.history))
+    delta = stated_delta(plan, most, rounds)
     # Noise that a simulation draws from a seed lies on no grid, so nothing of delta is spent on one.
     gaussian = plan.gaussian_delta + (plan.grid_delta if noise_from == "seed" else 0.0)
     known = ""
@@ -192,7 +193,7 @@ def make_statement(
         words=_words(plan, most, delta, joint, marginal, adversary, known),
         paper=_paper(plan, marginal),
         not_protected=NOT_PROTECTED if plan.private else (),
-        caveats=_caveats(plan, most, delta, noise_from) + notes,
+        caveats=_caveats(plan, rounds, delta, noise_from) + notes,
         clients=clients,
         epsilon_outsider=least,
         outsider=None if outsider is None else f"Seeing only the released models: {outsider.words}",
@@ -313,15 +314,16 @@ def assess(
     )
 
 
-def stated_delta(plan: Plan, participations: int) -> float:
-    """The delta of everything that is said about a client who took part so often.
+def stated_delta(plan: Plan, participations: int, rounds: int) -> float:
+    """The delta of everything that is said about a client who took part so often in a run of so many rounds.
 
-    Each graph that was drawn may fail its bound on colluding neighbours, and each round has its part of what the grid
-    costs. The plan's delta pays for the participations it was made for; every further one adds its own
-    (`scope = "round"`).
+    Each graph that was drawn may fail its bound on colluding neighbours, whoever was shown it, and each participation
+    has its part of what the grid costs. The plan's delta pays for those it was made for; every further one adds its own
+    (`scope = "round"`, and a plan that names no horizon).
     """
-    further = max(participations - plan.participations, 0)
-    return plan.delta + further * (plan.attempts * plan.failure + plan.grid_delta / plan.participations)
+    graphs = plan.attempts * max(rounds - plan.possible_rounds, 0)
+    further = max(participations - plan.turns, 0)
+    return plan.delta + graphs * plan.failure + further * plan.grid_delta / plan.turns
 
 
 def stated_relation(plan: Plan) -> str:
@@ -392,14 +394,15 @@ def _paper(plan: Plan, marginal: float | None) -> str:
     )
 
 
-def _caveats(plan: Plan, most: int, delta: float, noise_from: str) -> tuple[str, ...]:
+def _caveats(plan: Plan, rounds: int, delta: float, noise_from: str) -> tuple[str, ...]:
     if not plan.private:
         return ()
     caveats = [_SIMULATED[noise_from]] if noise_from in _SIMULATED else []
     caveats += plan.kind.caveats(plan)
     if delta > plan.delta:
         caveats.append(
-            f"The plan's delta of {plan.delta:g} is for {plan.participations} of the {most} rounds in which a client "
-            f"took part. In each of them more neighbours may collude than assumed; for all of them delta is {delta:g}."
+            f"The plan's delta of {plan.delta:g} is for {plan.possible_rounds} of {rounds} rounds, and "
+            f"{plan.turns} in which a client takes part. In each of them more neighbours may collude than assumed; for "
+            f"all of them delta is {delta:g}."
         )
     return tuple(caveats)

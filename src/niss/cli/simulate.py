@@ -179,8 +179,8 @@ def _read_plan(source: FromPlan) -> tuple[dict[str, Any], dict[str, Any]]:
 def _check_kept(config: Config) -> None:
     """Refuse settings under which clients would take part more often than was planned for."""
     planned = config.privacy.participations
-    free = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, participations=None))
-    if planned is not None and free.participations > planned:
+    free = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, participations="planned"))
+    if planned != "planned" and free.participations > planned:
         words = f"clients would take part {free.participations} times, and the plan is for {planned}"
         hint = "fewer rounds, more clients, or a plan for more participations"
         raise ConfigError(words, field="rounds", hint=hint)

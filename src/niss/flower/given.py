@@ -8,7 +8,7 @@
     strategy  carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
               clip-quantile, first-clip, weight-cap
 
-A setting that is left out, or empty text, keeps its default; silos (`unit = "record"`) have the mode `repair`. Flower
+A setting that is left out, or empty text, keeps its default. Flower
 hands the run configuration to the nodes too, but they take no limit from it: it is the server's side that writes it.
 
 **The wrapped strategy** samples, configures and aggregates. It must need no more than the mean of the updates, leave
@@ -113,11 +113,7 @@ def plan_of(settings: Mapping[str, Any]) -> Plan:
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in settings.items() if value != ""}
-    if given.get("unit") == "record":
-        # What a lost silo leaves behind is more than all other noise together, where there are few.
-        given.setdefault("mode", "repair")
-    return given
+    return {name: value for name, value in settings.items() if value != ""}
 
 
 def _read(name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
@@ -150,7 +146,7 @@ def carrying(plan: Plan) -> Plan:
     return replace(
         plan,
         method=kind.name,
-        participations=max(plan.participations, math.ceil(plan.planned_rounds / plan.separation)),
+        participations=max(plan.turns, math.ceil(plan.planned_rounds / plan.separation)),
         **usual | {"graph": "complete"},
     )
 
@@ -197,7 +193,7 @@ def for_rounds(plan: Plan, rounds: int) -> Plan:
 
 
 def lasting(plan: Plan, strategy: Strategy, rounds: int, nodes: int) -> Plan:
-    """The plan with as many participations as so many rounds ask of a client, where it leaves them at 1.
+    """The plan with as many participations as so many rounds ask of a client, where they are left to be planned.
 
     A strategy that draws m of n nodes draws each of them Binomial(rounds, m / n) times: so often that any of them is
     drawn more often in one run of a hundred. Raises `ConfigError` for a plan whose participations cannot last.
@@ -211,20 +207,20 @@ def lasting(plan: Plan, strategy: Strategy, rounds: int, nodes: int) -> Plan:
     drawn = max(int(nodes * fraction), int(getattr(strategy, "min_train_nodes", 0)))
     share = drawn / nodes if 0 < drawn < nodes else 1.0
     enough = max(1, binomial_quantile(0.01 / max(nodes, 1), rounds, share)) if share < 1.0 else rounds
-    if plan.participations == _DEFAULTS["participations"]:
+    if plan.participations == "planned":
         return replace(plan, participations=enough)
-    if hasattr(strategy, "fraction_train") and plan.participations < rounds * fraction - 1e-9:
+    if hasattr(strategy, "fraction_train") and plan.turns < rounds * fraction - 1e-9:
         raise ConfigError(
-            f"a client can take part in {plan.participations} rounds, but {rounds} rounds with {fraction:.0%} of the "
+            f"a client can take part in {plan.turns} rounds, but {rounds} rounds with {fraction:.0%} of the "
             "nodes ask more of it",
             field="plan.participations",
             hint=f"leave it out, and it follows num_rounds and fraction_train; {enough} are enough",
         )
-    if plan.participations < enough:
+    if plan.turns < enough:
         LOG.warning(
             "niss: nodes that are drawn more than %d times in %d rounds are not asked again, and rounds get smaller; "
             "participations=%d are enough, or leave it out",
-            *(plan.participations, rounds, enough),
+            *(plan.turns, rounds, enough),
         )
     return plan
 
@@ -341,7 +337,7 @@ def in_short(plan: Plan, metrics: Iterable[str]) -> list[str]:
     """The plan in a few lines, and what travels inside the uploads."""
     said = [
         f"target: epsilon {plan.epsilon}, delta {plan.delta:g}, {plan.relation}",
-        f"{plan.participations} rounds of a client, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
+        f"{plan.turns} rounds of a client, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
         f"dropouts: {plan.mode}",
     ]
     if plan.kind.carries:
@@ -361,7 +357,7 @@ def say_outlook(session: Session, parameters: int, rounds: int) -> None:
     judged = outlook(parameters=parameters, rounds=rounds, clip=terms.clip, variance=variance, unit=unit)
     LOG.log(logging.INFO if judged.verdict == "good" else logging.WARNING, "niss: %s", judged.words)
     told = [member.rounds for member in session.members.by_node.values()]
-    if short := [one for one in told if one < session.proposal.plan.participations]:
+    if short := [one for one in told if one < session.proposal.plan.turns]:
         LOG.warning(
             "niss: %d of %d nodes can pay for a part of the run only, some for no more than %d rounds; rounds that "
             "too few can pay for are not opened",

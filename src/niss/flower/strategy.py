@@ -445,7 +445,7 @@ class NissStrategy(Strategy):
 
     def _begin(self, saved: RunState | None = None) -> Session:
         before = None if saved is None else read_proposal(saved.proposal)
-        if before is not None and self._given.participations == 1:
+        if before is not None and self._given.participations == "planned":
             # They followed the nodes that were there when the run began.
             self.plan = replace(self.plan, participations=before.plan.participations)
         if self.plan.kind.carries:

@@ -377,13 +377,16 @@ def of_participants(values: float | tuple[float, ...], participants: IntArray, f
     return [values[client] for client in participants]
 
 
-def server_adversary(collusion: float, *, revealed: int = 0) -> str:
-    """The server of the joint view and the share of a round's participants that help it, in words."""
+def server_adversary(collusion: float, *, before_graph: bool = False, revealed: int = 0) -> str:
+    """The server of the joint view and the share of a round's participants that help it, in words.
+
+    before_graph  whether the claim rests on their being fixed before the graph of the round was drawn
+    """
     server = "a server that sees every upload, knows the share graph and may know all other clients' data"
     helpers = "no client colludes with it"
     if collusion:
-        share = f"{100.0 * collusion:.3g} %"
-        helpers = f"up to {share} of a round's participants, fixed before its graph was drawn, tell it all they know"
+        fixed = ", fixed before its graph was drawn," if before_graph else ""
+        helpers = f"up to {100.0 * collusion:.3g} % of a round's participants{fixed} tell it all they know"
     edges = f"; {revealed} edges were revealed to it in repairs" if revealed else ""
     return f"{server}; {helpers}{edges}"
 

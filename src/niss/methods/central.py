@@ -112,7 +112,7 @@ class CentralDpSampled(CentralDp):
             "relation": ("zero-out", "it is accounted for clients whose update becomes zero"),
             "epsilon": (float, "its noise must not depend on who takes part"),
             "mechanism": ("analytic", "it is calibrated by dp-accounting"),
-            "privacy.participations": (None, "a cap would make its secret draw depend on the past"),
+            "privacy.participations": ("planned", "a cap would make its secret draw depend on the past"),
         }
     )
 
@@ -196,7 +196,7 @@ class CentralMf(CentralDp):
 
     def noise(self, plan: Plan) -> BandedRoot:
         """The law of the noise over the rounds of a run."""
-        return banded_root(plan.planned_rounds, plan.separation, self.bands, plan.participations)
+        return banded_root(plan.planned_rounds, plan.separation, self.bands, plan.turns)
 
     def add_server_noise(self, total: FloatArray, round: RoundPlan, history: NoiseHistory) -> None:
         total += math.sqrt(self._scale2(round)) * self._unit_noise(total.size, round, history)

@@ -293,11 +293,12 @@ class Niss(Method):
         return plan.tau2 is None
 
     def adversary(self, plan: Plan) -> str:
+        server = server_adversary(plan.collusion, before_graph=plan.failure > 0.0)
         if not self.carries:
-            return server_adversary(plan.collusion)
+            return server
         rest = f"exactly {plan.separation}" if plan.pattern == "cyclic" else f"at least {plan.separation}"
         return (
-            f"{server_adversary(plan.collusion)}; over a run of {plan.planned_rounds} committed rounds as a whole, for "
+            f"{server}; over a run of {plan.planned_rounds} committed rounds as a whole, for "
             f"clients that take part {rest} round{'s' if plan.separation != 1 else ''} apart"
         )
 
@@ -390,9 +391,9 @@ class NissCarried(Niss):
     def check(self, plan: Plan) -> None:
         super().check(plan)
         turns = math.ceil(plan.planned_rounds / plan.separation)
-        if plan.participations < turns:
+        if plan.turns < turns:
             raise ConfigError(
-                f"{plan.participations} participations of a client, but its turn comes {turns} times; whoever stayed "
+                f"{plan.turns} participations of a client, but its turn comes {turns} times; whoever stayed "
                 "out would leave noise in the model",
                 field="participations",
                 hint="leave it out, or take fewer rounds",

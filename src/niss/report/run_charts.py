@@ -39,10 +39,10 @@ _WORST, _MEDIAN = Look(SERIES[1], ""), Look(SERIES[0], "", DOTTED)
 _LEAST_PART = 1e-6
 # The method that leaves the noise of each curve over the rounds; no method reaches the best correlated noise.
 _OVER_ROUNDS = {
-    "noise_central": ("trusted server, fresh noise", "central-dp"),
-    "noise": ("carried shares, nobody trusted", "niss-carried"),
-    "noise_banded": ("trusted server, BandMF", "central-mf"),
-    "noise_best": ("trusted server, best correlated noise", None),
+    "central": ("trusted server, fresh noise", "central-dp"),
+    "niss": ("carried shares, nobody trusted", "niss-carried"),
+    "banded": ("trusted server, BandMF", "central-mf"),
+    "best": ("trusted server, best correlated noise", None),
 }
 # Where ideal secure aggregation needs hardly more than a trusted server, their lines would lie on each other.
 _NOTICEABLY_MORE = 1.25
@@ -179,17 +179,17 @@ def plan_chart(plan: Mapping[str, Any]) -> Curves:
 
     It is the noise in the sum over the strength of the shares or, where they are carried, in the model over rounds.
     """
-    return _rounds_chart(plan) if "noise_central" in plan else _kappa_chart(plan)
+    return _rounds_chart(plan["over_rounds"]) if plan["over_rounds"] else _kappa_chart(plan)
 
 
-def _rounds_chart(plan: Mapping[str, Any]) -> Curves:
+def _rounds_chart(over_rounds: Mapping[str, Sequence[float]]) -> Curves:
     """The variance in the model after each round, as a part of what a trusted server leaves in the end."""
-    final = plan["noise_central"][-1]
+    final = over_rounds["central"][-1]
     series = []
     for key, (name, method) in _OVER_ROUNDS.items():
-        if plan[key] is not None:
+        if key in over_rounds:
             look = look_of(method) if method else Look(INK, "o", DOTTED)
-            values = [value / final for value in plan[key]]
+            values = [value / final for value in over_rounds[key]]
             series.append(Series(name, look, points(range(1, len(values) + 1), values)))
     up = "Noise variance in the model\n(fresh central noise at the end = 1)"
     return Curves(title="Noise in the model", across="Round", up=up, series=series, head="Round", least=0.0)
@@ -201,7 +201,7 @@ def _kappa_chart(plan: Mapping[str, Any]) -> Curves:
     Shown are the curve, its two parts where clients may drop out, the plan itself, and as lines the trusted server,
     ideal secure aggregation (where it needs noticeably more) and DP-FedAvg.
     """
-    curve, kappa, chosen = plan["curve"], plan["kappa"], plan["aggregate_variance_ratio_to_central"]
+    curve, kappa, chosen = plan["curve"], plan["plan"]["kappa"], plan["aggregate_variance_ratio_to_central"]
     parts = {"total": "NISS, all noise"}
     if plan["dropout_part"] > _LEAST_PART * chosen:
         parts |= {"residual": "by design", "dropout": "left by dropped clients"}
@@ -215,7 +215,7 @@ def _kappa_chart(plan: Mapping[str, Any]) -> Curves:
     )
     name = f"the plan: {chosen:.3g} at κ {kappa:.3g}"
     series.append(Series(name, Look(INK, "o"), points([kappa], [chosen], "xy"), line=False))
-    ideal, local = plan["aggregate_variance_ratio_ideal"], chosen / plan["aggregate_variance_ratio_to_local"]
+    ideal, local = plan["ratio_ideal"], chosen / plan["ratio_to_local"]
     levels = {f"{server}: 1": 1.0, f"{each}: {local:.3g}": local}
     if ideal >= _NOTICEABLY_MORE:
         levels["ideal secure aggregation"] = ideal

@@ -42,8 +42,7 @@ PREFIX = "niss-"
 _OTHER_TRACKER = "the tracker of this run is not the one this node expects"
 # Rounds and attempts that a chain of links has room for, and shares that can still be reckoned with.
 _POSSIBLE = {
-    "participations": MOST_ROUNDS,
-    "chain_rounds": MOST_ROUNDS,
+    "possible_rounds": MOST_ROUNDS,
     "attempts": LINKS_PER_ROUND,
     "kappa": STRONGEST,
 }
@@ -302,7 +301,7 @@ class Limits:
             f"it must be an address of https, since the node sets {PREFIX}tracker-ca",
         )
         for name, possible in _POSSIBLE.items():
-            proposed = getattr(plan, name) or 0
+            proposed = getattr(plan, name)
             _require(
                 proposed <= possible,
                 f"{name} = {proposed:.3g} is proposed, but at most {possible} is possible",
@@ -412,7 +411,7 @@ class Limits:
             server=proposal.server,
             holder=proposal.holder,
             anchor=proposal.anchor,
-            rounds=plan.chain_rounds if schedule is None else schedule.rounds,
+            rounds=plan.possible_rounds if schedule is None else schedule.rounds,
             attempts=plan.attempts,
             batch=plan.batch,
             modes=(plan.mode,),

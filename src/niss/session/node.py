@@ -195,7 +195,7 @@ class Node:
         run, limits = proposal.run.hex(), self._limits
         # What a run that carries noise over may still cost is part of what was left for it when it was joined.
         joined = proposal.schedule is not None and run in self.store.state.runs
-        rounds = proposal.plan.chain_rounds or 0
+        rounds = proposal.plan.possible_rounds
         if proposal.schedule is not None:
             rounds = proposal.schedule.rounds
         if proposal.tracker:
@@ -207,7 +207,7 @@ class Node:
             self._budget(proposal),
             failure=limits.failure(proposal) * proposal.plan.attempts * rounds,
             # What a run costs that carries noise over is there for all of it.
-            rounds=proposal.plan.participations if proposal.schedule is None else proposal.schedule.rounds,
+            rounds=proposal.plan.turns if proposal.schedule is None else proposal.schedule.rounds,
             charge=None if joined else Charge.of(proposal.round_mu, batch=proposal.plan.batch),
         )
 

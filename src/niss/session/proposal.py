@@ -66,11 +66,22 @@ _PROPOSAL_PURPOSE, _ENROLMENT_PURPOSE = "flower proposal", "flower enrolment"
 # What a plan may say to the protocol. The rest is fixed: one target for all.
 _ALWAYS = (
     *("unit", "batch", "records"),
-    *("relation", "clip", "epsilon", "delta", "participations", "kappa", "neighbours", "graph", "tau2"),
+    *(
+        "relation",
+        "clip",
+        "epsilon",
+        "delta",
+        "participations",
+        "horizon",
+        "kappa",
+        "neighbours",
+        "graph",
+        "tau2",
+    ),
     *("collusion", "dropout", "mode", "attempts"),
 )
 # And this where noise is carried from round to round.
-_CARRYING = ("separation", "pattern", "participants", "carried_to_residual", "closing", "horizon")
+_CARRYING = ("separation", "pattern", "participants", "carried_to_residual", "closing")
 _LONGEST_WORD = 30
 _SMALLEST, _LARGEST = 1e-30, 1e12
 # What JSON of somebody else's making can raise while it is read.
@@ -173,6 +184,13 @@ class Setup:
 
     def __post_init__(self) -> None:
         self.plan.assumed(self.participants)
+        if not self.plan.kind.carries and self.rounds > self.plan.possible_rounds:
+            raise ConfigError(
+                f"a run of {self.rounds} rounds needs a plan for all of them, not for {self.plan.possible_rounds}: its "
+                "delta pays for the graphs of every round",
+                field="plan.horizon",
+                hint=f"plan with horizon = {self.rounds}",
+            )
 
     def terms(self, participants: int, coordinates: int, clip: float, run: bytes) -> Terms:
         """The terms of a round of that many; its number and attempt are yet to be filled in."""

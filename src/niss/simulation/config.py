@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from annotated_types import Ge, Lt, MinLen
 from typing_extensions import Doc
 
+from niss.accounting.asked import usual_mode
 from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.settings import Count, check, settings, to_values
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 PRESETS = ("demo", "silos", "paper")
 """The settings shipped with the package."""
-# What a plan that carries noise is asked, under the names of `PrivacyConfig`.
-_OF_A_QUESTION = ("epsilon", "delta", "clip", "relation", "collusion", "dropout", "mode")
 PLAN_HINT = "write one with `niss plan ... --json > plan.json`"
 
 
@@ -111,17 +110,19 @@ class Config:
 
     def most_participations(self, sampling: Drawing) -> int:
         """The most rounds one client can take part in, with participants drawn like that."""
-        if self.privacy.scope == "training" and self.privacy.participations is not None:
+        if self.privacy.scope == "training" and self.privacy.participations != "planned":
             return self.privacy.participations
         if sampling == "shuffled":
             cohorts = self.clients // self.participants
             return -(-self.rounds // cohorts)
         return -(-self.rounds // self.separation_by(sampling))
 
-    def _graphs_of(self, method: MethodConfig) -> int | None:
-        """The rounds whose graphs may fail the bound on colluders: all of the run, whoever takes part in them."""
-        committed = method.kind.carries or not method.kind.shares_noise
-        return None if committed or self.privacy.scope == "round" else self.rounds
+    @property
+    def mode(self) -> str:
+        """What happens to the noise of clients that drop out; in a simulation only where the settings say so."""
+        if self.privacy.mode == "planned" and not self.privacy.dropout:
+            return "tolerate"
+        return usual_mode(self.privacy.unit) if self.privacy.mode == "planned" else self.privacy.mode
 
     def sampling_of(self, method: MethodConfig) -> Drawing:
         """How the participants of this method are drawn: as in `training`, unless its claim needs another way."""
@@ -172,8 +173,8 @@ class Config:
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
-                "horizon": self.rounds if method.kind.whole_run else None,
-                "chain_rounds": self._graphs_of(method),
+                "horizon": None if self.privacy.scope == "round" else self.rounds,
+                "mode": self.mode,
                 "separation": self.separation_by(sampling),
             }
             | carried
@@ -261,7 +262,7 @@ def settings_of_plan(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     if not isinstance(values.get("plan"), dict):
         raise ConfigError("the file holds no plan that can be run", field="--plan", hint=PLAN_HINT)
     try:
-        found, method = _carried_settings(values) if values.get("carry") else _round_settings(values)
+        found, method = _settings_of(values)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -274,38 +275,33 @@ def settings_of_plan(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return {key: value for key, value in found.items() if value != usual.get(key, ...)}, method
 
 
-def _round_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _settings_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     plan, participants = values["plan"], int(values["participants"])
-    often = int(plan["participations"])
-    rounds = int(values.get("rounds") or often)
-    there = {
-        "data.clients": int(values.get("clients") or participants * math.ceil(rounds / often)),
-        "training.participants": participants,
-    }
+    carries, cyclic, often = (
+        values["run"] is not None,
+        plan["pattern"] == "cyclic",
+        int(plan["participations"]),
+    )
+    rounds = int(plan["horizon"] or often)
     found: dict[str, Any] = {
         "rounds": rounds,
-        **({"data.silos": participants} if plan["unit"] == "record" else there),
         **{f"privacy.{one.name}": plan[one.name] for one in fields(PrivacyConfig) if one.name in plan},
     }
     if plan["unit"] == "record":
-        del found["privacy.participations"]  # Of all silos: every round.
-    method = {name: plan[name] for name in ("kappa", "neighbours", "graph", "distortion")}
+        found["data.silos"] = participants
+    else:
+        clients = values["clients"] or participants * math.ceil(rounds / often)
+        found |= {"data.clients": int(clients), "training.participants": participants}
+    if carries or plan["unit"] == "record":
+        del found["privacy.participations"]  # They follow from the rounds: of silos, or of clients in turn.
+    names = ["kappa", "neighbours", "graph", "distortion"]
+    if carries:
+        found["training.sampling"] = "cyclic" if cyclic else "uniform"
+        names = ["kappa", "graph"]
+        if not cyclic:
+            found["training.separation"] = int(plan["separation"])
+    method = {name: plan[name] for name in names}
     return found, method | {"name": plan["method"], "tau2": _tau2(plan["tau2"])}
-
-
-def _carried_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    plan = values["plan"]
-    noise, cyclic = plan["noise"], plan["pattern"] == "cyclic"
-    found: dict[str, Any] = {
-        "rounds": int(plan["horizon"]),
-        "data.clients": int(values["clients"]),
-        "training.participants": int(noise["participants"]),
-        "training.sampling": "cyclic" if cyclic else "uniform",
-        **{f"privacy.{name}": values[name] for name in _OF_A_QUESTION},
-    }
-    if not cyclic:
-        found["training.separation"] = int(plan["separation"])
-    return found, {"name": "niss-carried", "kappa": values["kappa"]}
 
 
 def _tau2(planned: Any) -> Any:

@@ -35,7 +35,7 @@ _RECORD: Needs = {
     if one.name in ("epochs", "batch_size", "learning_rate", "momentum", "weight_decay")
 } | {
     "training.weights": ("equal", "every record counts the same, whoever has it"),
-    "privacy.participations": (None, "silos take part in every round"),
+    "privacy.participations": ("planned", "silos take part in every round"),
 }
 _OR_SIMULATE = ", or exchange = 'simulated'"
 
@@ -158,7 +158,7 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         if kind.has_protocol:
             require_needs(_SHARED_IN_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
             _check_shares_in_protocol(method, config.participants)
-    repairing = kind.shares_noise and config.privacy.mode == "repair"
+    repairing = kind.shares_noise and config.mode == "repair"
     if repairing and distortion is not None and not distortion.additive:
         raise ConfigError(
             f"shares that a client has multiplied ({method.distortion!r}) cannot be taken out of a sum again",

@@ -170,7 +170,7 @@ class MethodRun:
         what its grid costs.
         """
         plan, config, budget = self.federation.plan, self.config, self.ledger.budget
-        delta = stated_delta(plan, config.most_participations(config.sampling_of(self.method)))
+        delta = stated_delta(plan, config.most_participations(config.sampling_of(self.method)), config.rounds)
         grid = 0.0 if self.federation.exchange.real else plan.grid_delta
         if budget is None or isinstance(budget, Slots):
             budgets: list[Any] = [budget and budget.rounds] * config.clients

@@ -230,8 +230,8 @@ class PrivacyConfig(Trust, Target):
         Doc("`training`: the target holds over all participations. `round`: for one round alone."),
     ] = "training"
     participations: Annotated[
-        Count | None, Doc("Most rounds a client takes part in; none: what sampling and rounds allow.")
-    ] = None
+        Count | Planned, Doc("Most rounds a client takes part in; `planned`: what sampling and rounds allow.")
+    ] = "planned"
 
     def __post_init__(self) -> None:
         largest = max(self.epsilon) if isinstance(self.epsilon, tuple) else self.epsilon

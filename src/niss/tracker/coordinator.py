@@ -92,8 +92,8 @@ class NodesTracker:
             run = tracker.run(proposal.run)
             if (tracker.describe().holder, run.anchor) != (proposal.holder, proposal.anchor):
                 raise RemoteProtocolError("the tracker has another holder or another chain for this run")
-            most = proposal.plan.chain_rounds
-            if most is not None and run.rounds > most:
+            most = proposal.plan.possible_rounds
+            if run.rounds > most:
                 raise RemoteProtocolError(f"the chain is for {run.rounds} rounds, the plan for {most}")
             return run.rounds
 

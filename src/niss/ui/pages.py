@@ -42,7 +42,7 @@ _FLAGS = {
     "privacy.clip": "--clip",
 }
 # Printed by the one function that prints claims, so that the page shows the digits of the command.
-_EPSILONS = ("epsilon", "epsilon_joint", "epsilon_marginal")
+_EPSILONS = ("epsilon_joint", "epsilon_marginal")
 _PROMISE, _ROUND, _SILOS = "The promise", "Rounds and clients", "Silos and records"
 _TROUBLE, _MORE = "What may go wrong", "More settings"
 _CHOOSE = "let the planner choose"
@@ -115,6 +115,7 @@ _CHOICES = {
     "record": "one record of a silo",
     "cyclic": "fixed cohorts take turns",
     "any": "at least so many rounds apart",
+    "planned": "repair for silos, else tolerate",
     "tolerate": "their noise stays in the sum",
     "repair": "a committee takes it out",
     "zero-out": "what a client sent",
@@ -224,9 +225,7 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
     said = {
         "plan": values,
         "run_command": run_command,
-        "printed": {
-            name: printed_claim(getattr(planned, name)) for name in _EPSILONS if hasattr(planned, name)
-        },
+        "printed": {name: printed_claim(getattr(planned, name)) for name in _EPSILONS},
         "command": command(question),
         "python": python_lines(question),
     }
