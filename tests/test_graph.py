@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.accounting import effective_variance
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
+from niss.views import effective_variance
 
 BEACON = b"beacon of the tests"
 

@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
-from niss.accounting import calibrate_tau2, effective_variance
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
-from niss.views import Corruption, calibrate_for, colluding_neighbours, collusion, worst_case
+from niss.views import (
+    Corruption,
+    calibrate_for,
+    calibrate_tau2,
+    colluding_neighbours,
+    collusion,
+    effective_variance,
+    worst_case,
+)
 
 FloatArray = NDArray[np.float64]
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niss.accounting import Plan, RoundPlan, effective_variance
+from niss.accounting import Plan, RoundPlan
 from niss.accounting.assumed import Assumed
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import gaussian_sigma, gdp_delta, gdp_mu
+from niss.views import effective_variance
 
 TARGET: dict[str, Any] = {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5, "neighbours": 4}
 UNEQUAL = tuple(np.linspace(2.0, 4.0, 12))

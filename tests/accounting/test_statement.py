@@ -158,7 +158,7 @@ def test_delta_is_that_of_every_graph_that_was_drawn_whoever_was_shown_it() -> N
         ledger.charge(np.array([number % 40]), Charge.of(0.1))
     statement = make_statement(plan, ledger)
     assert statement.delta == pytest.approx(1e-5 + 117 * 0.1 * 1e-5 / 3)
-    assert any("is for 3 of 120 rounds" in caveat for caveat in statement.caveats)
+    assert any("is for 3 rounds, of which there were 120" in caveat for caveat in statement.caveats)
     assert make_statement(replace(plan, horizon=120), ledger).delta == plan.delta
 
 

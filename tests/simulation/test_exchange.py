@@ -48,7 +48,7 @@ def test_protocol_noise_has_the_simulated_distribution() -> None:
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
 def test_without_distortion_the_sum_is_right_to_grid_precision(mode: str) -> None:
-    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, tau2=0.0, mode=mode, participations=1)
+    plan = niss.Plan(clip=1.0, epsilon=3.0, neighbours=4, tau2=0.0, mode=mode, participations=2)
     exchange = exchange_of(plan, rounds=2, coordinates=50)
     updates = SimStream(2).generator().standard_normal((9, 50)) * 0.05
     absent = [] if mode == "tolerate" else [3]

@@ -13,10 +13,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from niss.accounting import Plan, calibrate_tau2
+from niss.accounting import Plan
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_delta, gdp_epsilon, gdp_mu
 from niss.randomness import SimStream
+from niss.views import calibrate_tau2
 from support.audit import Audit, Scores, composed, delta_bounds, epsilon_bound, mu_interval
 
 FALSE_ALARM = 1e-6

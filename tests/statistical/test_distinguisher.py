@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from niss.accounting import effective_variance
 from niss.graph import ShareGraph
 from niss.mechanism import add_shares, gdp_delta
 from niss.randomness import SimStream
+from niss.views import effective_variance
 
 FALSE_ALARM = 1e-6
 COORDINATES = 40_000

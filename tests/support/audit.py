@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from niss.accounting import Plan, effective_variance
+from niss.accounting import Plan
 from niss.graph import ShareGraph
 from niss.mechanism import add_shares
 from niss.randomness import SimStream
+from niss.views import effective_variance
 
 FloatArray = NDArray[np.float64]
 

@@ -37,70 +37,17 @@ if TYPE_CHECKING:
         stated_relation,
     )
     from niss.accounting.terms import make_schedule, make_terms, propose_carried_round, propose_round
-    from niss.methods import RELATIONS
-    from niss.views import calibrate_tau2, effective_variance
 
-# Each module, and the names of `__all__` that it holds.
-_MODULES = {
-    "niss.accounting.account": "Account CommittedAccount DrawnAccount scheduled_run upload_mu",
-    "niss.accounting.committed": "Committed",
-    "niss.accounting.discretisation": "Promise grid_delta run_grid_delta",
-    "niss.accounting.ledger": "Charge ChargeableLedger LedgerHeader Ledger",
-    "niss.accounting.ledger_file": "LedgerFile",
-    "niss.accounting.judgement": "Outlook outlook",
-    "niss.accounting.outsider": "OutsiderClaim outsider_epsilon",
-    "niss.accounting.planner": "Forecast forecast plan",
-    "niss.accounting.plans": "Plan RoundPlan",
-    "niss.accounting.asked": "PlanQuestion",
-    "niss.accounting.statement": "Statement assess make_statement stated_delta stated_relation",
-    "niss.accounting.terms": "make_schedule make_terms propose_carried_round propose_round",
-    "niss.methods": "RELATIONS",
-    "niss.views": "calibrate_tau2 effective_variance",
-}
-
-__all__ = [
-    "RELATIONS",
-    "Account",
-    "Charge",
-    "ChargeableLedger",
-    "Committed",
-    "CommittedAccount",
-    "DrawnAccount",
-    "Forecast",
-    "Ledger",
-    "LedgerFile",
-    "LedgerHeader",
-    "Outlook",
-    "OutsiderClaim",
-    "Plan",
-    "PlanQuestion",
-    "Promise",
-    "RoundPlan",
-    "Statement",
-    "assess",
-    "calibrate_tau2",
-    "effective_variance",
-    "forecast",
-    "grid_delta",
-    "make_schedule",
-    "make_statement",
-    "make_terms",
-    "outlook",
-    "outsider_epsilon",
-    "plan",
-    "propose_carried_round",
-    "propose_round",
-    "run_grid_delta",
-    "scheduled_run",
-    "stated_delta",
-    "stated_relation",
-    "upload_mu",
-]
+# Where the names are, the module that loads nothing heavy first.
+_MODULES = (
+    *("asked", "ledger", "plans", "planner", "account", "committed", "terms", "statement", "judgement"),
+    *("discretisation", "ledger_file", "outsider"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names.split():
-            value = globals()[name] = getattr(import_module(module), name)
-            return value
+    for module in _MODULES if name[0] != "_" else ():
+        found = vars(import_module(f"niss.accounting.{module}"))
+        if name in found:
+            return found[name]
     raise AttributeError(f"module 'niss.accounting' has no attribute {name!r}")

@@ -401,8 +401,8 @@ def _caveats(plan: Plan, rounds: int, delta: float, noise_from: str) -> tuple[st
     caveats += plan.kind.caveats(plan)
     if delta > plan.delta:
         caveats.append(
-            f"The plan's delta of {plan.delta:g} is for {plan.possible_rounds} of {rounds} rounds, and "
-            f"{plan.turns} in which a client takes part. In each of them more neighbours may collude than assumed; for "
-            f"all of them delta is {delta:g}."
+            f"The plan's delta of {plan.delta:g} is for {plan.possible_rounds} rounds, of which there were {rounds}, "
+            f"and for {plan.turns} in which a client takes part: each further one may have an unlucky graph, and noise "
+            f"on a grid. For all of them delta is {delta:g}."
         )
     return tuple(caveats)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from niss.accounting import Plan, effective_variance
+from niss.accounting import Plan
 from niss.attacks.estimates import FloatArray, best_weights, laplacian
 from niss.errors import RemoteProtocolError
 from niss.mechanism.grid import centred
@@ -34,6 +34,7 @@ from niss.session.ports import Request, Stage
 from niss.session.proposal import Setup
 from niss.session.server import drive
 from niss.session.store import ClientState, MemoryStore
+from niss.views import effective_variance
 
 Survivors = tuple[int, ...]
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from niss.errors import ConfigError
 from niss.graph.shares import ShareGraph
 
-__all__ = ["GRAPHS", "Drawing", "ShareGraph"]
-
 
 @dataclass(frozen=True)
 class Drawing:

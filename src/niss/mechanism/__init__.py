@@ -23,28 +23,3 @@ from niss.mechanism.shares import (
     share_counts,
 )
 from niss.mechanism.slots import Slots, poisson_multiplier
-
-__all__ = [
-    "DISTORTIONS",
-    "MECHANISMS",
-    "Distortion",
-    "Edges",
-    "Grid",
-    "Slots",
-    "add_gaussian",
-    "add_shares",
-    "aggregate_variance",
-    "centred",
-    "clip_elements",
-    "clip_l2",
-    "discretisation_delta",
-    "distortion_named",
-    "gaussian_sigma",
-    "gdp_delta",
-    "gdp_epsilon",
-    "gdp_mu",
-    "l2_norm",
-    "poisson_multiplier",
-    "require_finite",
-    "share_counts",
-]

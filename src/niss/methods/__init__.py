@@ -55,30 +55,3 @@ def look_of(method: str, *, protected: bool = True) -> Look:
     known = METHODS.get(method)
     look = Method.look if known is None else known.look
     return look if protected and (known is None or known.private) else look.unprotected()
-
-
-__all__ = [
-    "DISTORTIONS",
-    "METHODS",
-    "RELATIONS",
-    "CarriedEdges",
-    "CentralDpSampled",
-    "CentralMf",
-    "Distortion",
-    "Method",
-    "NoiseHistory",
-    "PlainRows",
-    "SecAggDdg",
-    "UploadRows",
-    "client_sensitivity",
-    "discrete_mu",
-    "distortion_named",
-    "enough_neighbours",
-    "enough_uploads",
-    "look_of",
-    "marginal_mu",
-    "mu_of",
-    "of_participants",
-    "server_adversary",
-    "too_sparse",
-]

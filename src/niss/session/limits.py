@@ -20,13 +20,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator
 
-from niss.accounting import RELATIONS, Charge, Plan, scheduled_run
+from niss.accounting import Charge, Plan, scheduled_run
 from niss.accounting.asked import Mode, Relation
 from niss.accounting.ledger import Amount, Limit, overspent, require_within, slot_taken
 from niss.checks import LIMITS
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import Slots, gdp_mu
 from niss.mechanism.noise import colluders_among
+from niss.methods import RELATIONS
 from niss.protocol import LINKS_PER_ROUND, Policy, Schedule, load_coalition
 from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.session.proposal import MOST_ROUNDS, Key, Proposal

@@ -173,7 +173,7 @@ class Config:
                 "tau2": None if method.tau2 == "calibrated" else method.tau2,
                 "kappa": 1.0 if method.kappa == "planned" else method.kappa,
                 "attempts": LINKS_PER_ROUND if redrawn and not method.kind.carries else 1,
-                "horizon": None if self.privacy.scope == "round" else self.rounds,
+                "horizon": self.rounds,
                 "mode": self.mode,
                 "separation": self.separation_by(sampling),
             }

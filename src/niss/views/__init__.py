@@ -16,19 +16,3 @@ from niss.views.collusion import (
 from niss.views.joint import calibrate_tau2, effective_variance
 from niss.views.numerics import EXACT_LIMIT
 from niss.views.run import CompleteRun, RoundNoise, RunNoise, run_mu2
-
-__all__ = [
-    "EXACT_LIMIT",
-    "CompleteRun",
-    "Corruption",
-    "RoundNoise",
-    "RunNoise",
-    "WorstCase",
-    "calibrate_for",
-    "calibrate_tau2",
-    "colluding_neighbours",
-    "effective_variance",
-    "expected_bound",
-    "run_mu2",
-    "worst_case",
-]
