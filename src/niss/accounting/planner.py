@@ -57,15 +57,15 @@ class Forecast:
 
     plan                        with all that was left to choose; a tau^2 is calibrated again for the graph of every
                                 round
-    participants, clients       of a round; of the run, where noise is carried
+    participants, clients       of a round; of the run, where they were asked for
     run                         what a run that carries noise commits to; None: nothing is carried
     sigma                       deviation of the noise a client would need alone, on its part of the average; in the
                                 record unit that of one trusted curator
     tau2                        what a typical graph needs
     epsilon_joint               against a server that sees all uploads, with the assumed colluders; None: no guarantee
-    aggregate_variance_ratio_to_central            noise in the model, on average over the rounds, over that of a trusted server with fresh
-                                noise in every round
-    ratio_to_central_final      the same for the final model
+    aggregate_variance_ratio_to_central
+                                noise in the model, on average over the rounds, over that of a trusted server with fresh
+                                noise in every round; ratio_to_central_final: the same for the final model
     ratio_to_local, _ideal      the former over that of DP-FedAvg; what secure aggregation with distributed noise would
                                 reach
     notes                       what a reader has to know
