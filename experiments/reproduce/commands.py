@@ -42,7 +42,6 @@ class Experiment:
     first_seed: Annotated[int, Doc("The first of them.")] = option(1, min=0)
     device: Annotated[str, Doc("Where clients train: auto, cpu or cuda.")] = "auto"
     out: Annotated[Path, Doc("Folder of the result files, figures and tables.")] = RESULTS
-    work: Annotated[Path, Doc("Folder of the runs, from which an interrupted one goes on.")] = RUNS
     stop_after: Annotated[float | None, Doc("Stop after so many seconds, ready to go on.")] = None
 
     @property
@@ -56,7 +55,14 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Panels(Experiment):
+class Training(Experiment):
+    """What every experiment that trains takes; its runs go on from their last round."""
+
+    work: Annotated[Path, Doc("Folder of the runs, from which an interrupted one goes on.")] = RUNS
+
+
+@dataclass(frozen=True)
+class Panels(Training):
     """What both experiments on panels take; the panels come one after the other."""
 
     panel: Annotated[tuple[str, ...], Doc("Comma-separated, or all.")] = ("all",)
@@ -194,7 +200,7 @@ def sweep(options: Sweep) -> None:
 
 
 @dataclass(frozen=True)
-class Beyond(Experiment):
+class Beyond(Training):
     """For each setting: tune every method, then run it."""
 
     setting: Annotated[
