@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from niss.local.deployment import free_port
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore
 from niss.protocol.messages import Beacon, Prekey, Terms
@@ -156,13 +157,6 @@ def ask_app(
 
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port
 
 
 class RedisProcess:
