@@ -157,7 +157,10 @@ def committed_terms(**changes: Any) -> dict[str, Any]:
         ],
         "counts": [schedule.rounds, schedule.grid_bits, schedule.noise.committee, schedule.noise.threshold],
         "costs": [account.cost(number) for number in (4, 7)],
-        "marginal": [account.marginal_mu(number) for number in range(schedule.horizon)],
+        "marginal": [
+            upload_mu(schedule.terms(b"run", number), SIZE, "zero-out", schedule.rounds)
+            for number in range(schedule.horizon)
+        ],
     }
 
 

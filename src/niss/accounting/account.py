@@ -189,7 +189,8 @@ class CommittedAccount(Account):
             return None
         if math.isfinite(mu):
             grid = 0.0 if self._taken else run_grid_delta(self.schedule, self._promise)
-        return Charge(mu**2, self.marginal_mu(number) ** 2, grid_delta=grid)
+        alone = upload_mu(agreed.terms, self.schedule.participants, self._relation, self.schedule.rounds)
+        return Charge(mu**2, alone**2, grid_delta=grid)
 
     def basis(self, terms: Terms) -> dict[str, Any]:
         schedule = self.schedule
@@ -203,21 +204,6 @@ class CommittedAccount(Account):
 
     def note(self, terms: Terms) -> None:
         self._taken.append(terms.round)
-
-    def marginal_mu(self, number: int) -> float:
-        """mu of one upload of round `number` looked at alone, with all its shares."""
-        schedule = self.schedule
-        gaps = (number > 0) + (number < schedule.rounds - 1)
-        noise, over = schedule.noise, gaps * schedule.noise.carried
-        return float(
-            marginal_mu(
-                client_sensitivity(1.0 / schedule.participants, schedule.clip, self._relation),
-                unit_variance=noise.unit,
-                sent=noise.neighbours,
-                received=noise.neighbours,
-                residual_variance=noise.residual + over,
-            )
-        )
 
 
 @lru_cache(maxsize=4)
@@ -293,16 +279,21 @@ def check_committee(terms: Terms, size: int, colluders: int, failure: float) -> 
         )
 
 
-def upload_mu(terms: Terms, participants: int, relation: str) -> float:
+def upload_mu(terms: Terms, participants: int, relation: str, rounds: int = 1) -> float:
     """mu of one upload under these terms looked at alone, `Delta / sqrt(2 v sigma^2 + eta^2)`: the marginal view.
 
-    A self-mask, which a repair takes out again, is not counted.
+    With what is carried to it and on from it, in a run of so many rounds. A self-mask, which a repair takes out again,
+    is not counted.
     """
+    carried = 0.0
+    if terms.carrying is not None:
+        gaps = (terms.round > 0) + (terms.round < rounds - 1)
+        carried = gaps * participants * terms.carrying.unit_variance
     mu = marginal_mu(
         client_sensitivity(1.0 / terms.divisor(participants), terms.clip, relation),
         unit_variance=terms.unit_variance,
         sent=terms.neighbours,
         received=terms.neighbours,
-        residual_variance=terms.residual_variance,
+        residual_variance=terms.residual_variance + carried,
     )
     return float(mu)

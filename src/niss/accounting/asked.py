@@ -364,5 +364,5 @@ class PlanQuestion:
         if self.parameters is not None or self.unit == "record":
             values["outlook"] = judge_plan(self, planned).to_json()
         if self.unit == "record":
-            values |= judge_records(self, planned).to_json()
+            values |= judge_records(self, planned)
         return values

@@ -187,31 +187,15 @@ def judge_plan(question: PlanQuestion, planned: Forecast) -> Outlook:
     return replace(judged, carried=question.carry, assumed=question.parameters is None)
 
 
-@dataclass(frozen=True)
-class RecordsOutlook:
-    """What else is to be known of a plan that hides records; made by `judge_records`.
+def judge_records(question: PlanQuestion, planned: Forecast) -> dict[str, Any]:
+    """What a plan for records rests on, what a lost silo costs in either mode, and what would change the noise.
 
     epsilon_batches_known   what is left of the promise if all batches became known
-    one_lost_tolerated      noise of a round that loses one silo, over that of one curator, if it stays in the sum
+    one_lost_tolerated      noise of a round that loses one silo, over that of one curator, if it stays in the sum: a
+                            silo leaves the shares it sent and received, `2 kappa` in units of a curator's noise
     one_lost_repaired       the same where the plan is for repairs; None: so few silos cannot be repaired
     levers                  by what is changed: by what factor the noise of the whole run over what its steps can do
                             changes
-    """
-
-    epsilon_batches_known: float
-    one_lost_tolerated: float
-    one_lost_repaired: float | None
-    levers: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, ready for `json.dumps`."""
-        return asdict(self)
-
-
-def judge_records(question: PlanQuestion, planned: Forecast) -> RecordsOutlook:
-    """What a plan for records rests on, what a lost silo costs in either mode, and what would change the noise.
-
-    A silo that is lost and tolerated leaves the shares it sent and received, `2 kappa` in units of a curator's noise.
     """
     plan, size, rounds = planned.plan, question.participants, planned.plan.turns
     assert plan.batch is not None
@@ -238,12 +222,12 @@ def judge_records(question: PlanQuestion, planned: Forecast) -> RecordsOutlook:
         if (with_it := changed(**change)) is not None:
             found[words] = with_it.noise_share / math.sqrt(change.get("rounds", rounds)) / here
     slots = Slots.of((plan.batch, planned.noise_multiplier or 0.0, rounds))
-    return RecordsOutlook(
-        slots.epsilon_if_known(plan.gaussian_delta),
-        left,
-        None if repairing is None else repairing.aggregate_variance_ratio_to_central,
-        found,
-    )
+    return {
+        "epsilon_batches_known": slots.epsilon_if_known(plan.gaussian_delta),
+        "one_lost_tolerated": left,
+        "one_lost_repaired": None if repairing is None else repairing.aggregate_variance_ratio_to_central,
+        "levers": found,
+    }
 
 
 def outlook(*, parameters: int, rounds: int, clip: float, variance: float, unit: str = "client") -> Outlook:

@@ -27,8 +27,16 @@ from niss.accounting.ledger import Amount
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import Slots, gaussian_sigma, gdp_mu, poisson_multiplier
-from niss.mechanism.shares import Edges, SomeEdges
-from niss.methods import METHODS, CarriedEdges, Method, client_sensitivity, distortion_named, of_participants
+from niss.mechanism.shares import Edges, SomeEdges, per_client
+from niss.methods import (
+    METHODS,
+    CarriedEdges,
+    Method,
+    client_sensitivity,
+    distortion_named,
+    mu_of,
+    of_participants,
+)
 from niss.methods.base import Needs, require_needs
 from niss.settings import NotNegative, OneOf, Positive, settings
 from niss.views import EXACT_LIMIT, WorstCase, effective_variance
@@ -276,8 +284,11 @@ class Plan(Trust, Horizon, Sharing, Target):
         members = np.asarray(participants, dtype=np.int64)
         if members.ndim != 1 or members.size == 0 or np.unique(members).size != members.size:
             raise ConfigError("needs at least one client, and each one once", field="participants")
-        p = _per_participant(weights, members.size, "weights", positive=self.private)
-        d = _per_participant(records, members.size, "records", positive=self.unit == "nbafl")
+        p, d = per_client(weights, members.size, "weights"), per_client(records, members.size, "records")
+        if self.private and not p.all():
+            raise ConfigError("must be above 0", field="weights")
+        if self.unit == "nbafl" and not d.all():
+            raise ConfigError("must be above 0", field="records")
         moved = self.sensitivity(p, d)
         own = np.zeros(members.size)
         if self.private:
@@ -294,15 +305,6 @@ class Plan(Trust, Horizon, Sharing, Target):
             opponent=shares.opponent,
             number=number,
         )
-
-
-def _per_participant(values: ArrayLike, size: int, field: str, *, positive: bool) -> FloatArray:
-    given = np.asarray(values, dtype=np.float64)
-    if given.shape not in ((), (size,)):
-        raise ConfigError(f"needs one number, or one per participant ({size})", field=field)
-    if not np.all(np.isfinite(given)) or np.any(given < 0.0) or (positive and np.any(given == 0.0)):
-        raise ConfigError(f"must be finite and {'above 0' if positive else 'not negative'}", field=field)
-    return np.broadcast_to(given, (size,))
 
 
 @dataclass(frozen=True)
@@ -385,7 +387,7 @@ class RoundPlan:
     @property
     def aggregate_variance(self) -> float:
         """Predicted noise variance of the sum of all uploads, with what a trusted server adds."""
-        return self.plan.kind.aggregate_variance(self)
+        return self.plan.kind.left_over_variance(self.with_lost(()))
 
     @property
     def residual_variance(self) -> FloatArray:
@@ -441,4 +443,4 @@ class RoundPlan:
     @property
     def marginal_mu(self) -> FloatArray:
         """mu of the marginal view; infinite where an upload carries no noise."""
-        return self.plan.kind.marginal_mu(self)
+        return mu_of(self.sensitivity, self.marginal_variance)

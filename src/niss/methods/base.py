@@ -297,10 +297,6 @@ class Method(ABC):
         """Noise variance of one upload looked at alone: the paper's view."""
         return round.own_variance
 
-    def aggregate_variance(self, round: RoundPlan) -> float:
-        """Predicted noise variance of the sum where everyone uploads."""
-        return self.left_over_variance(round.with_lost(()))
-
     def left_over_variance(self, round: RoundPlan) -> float:
         """Predicted noise variance of the sum of the uploads that arrived, with what the server adds."""
         return float(round.own_variance[round.here].sum())
@@ -324,10 +320,6 @@ class Method(ABC):
         if variance is None:
             return np.full(round.participants.size, np.inf)
         return mu_of(round.sensitivity, variance)
-
-    def marginal_mu(self, round: RoundPlan) -> FloatArray:
-        """mu of the marginal view; infinite where an upload carries no noise."""
-        return mu_of(round.sensitivity, self.marginal_variance(round))
 
     def calibrated(self, plan: Plan) -> bool:
         """Whether the target holds in the joint view by construction, so that it can serve as a budget."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from niss.accounting import (
     Charge,
-    CommittedAccount,
     Ledger,
     Promise,
     Statement,
@@ -237,7 +236,7 @@ class Books:
             number,
             charged,
             tuple(self._planned_mu(np.array(charged, dtype=np.int64)).tolist()),
-            CommittedAccount(self._schedule, relation=relation).marginal_mu(terms.round),
+            upload_mu(terms, size, relation, self._schedule.rounds),
             run_grid_delta(self._schedule, Promise.of(self._plan)),
         )
 
