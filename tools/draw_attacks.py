@@ -27,6 +27,9 @@ SHOWN = {
     "figure-4": ("dlg", {"plan": "paper", "methods": ("fedavg", "dp-fedavg", "niss")}),
     "invert": ("invert", {"batch": 4, "steps": 3, "methods": ("fedavg", "niss")}),
     "joint": ("joint", {}),
+    "oracle": ("oracle", {}),
+    "records": ("audit", {"unit": "record"}),
+    "silo": ("silo", {"runs": 300}),
 }
 
 

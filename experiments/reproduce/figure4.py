@@ -111,7 +111,7 @@ def run_picture(
             )
         simulated = federations[key].simulate(setting, stream.child("round"))
         estimate = estimate_jointly if level.view == "joint" else estimate_alone
-        case = Case(level.name, simulated, estimate(simulated.observation, VICTIM).update)
+        case = Case.of(level.name, simulated, estimate(simulated.observation, VICTIM).update)
         found = case.invert(
             federations[key],
             search,

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from niss.accounting import Plan, RoundPlan
-from niss.attacks.canary import CanaryScores, canary_scores, clopper_pearson, epsilon_bound
+from niss.attacks.canary import (
+    CanaryScores,
+    Claim,
+    canary_scores,
+    clopper_pearson,
+    epsilon_bound,
+    measure_mu,
+    record_scores,
+)
 from niss.mechanism import gdp_epsilon
+from niss.protocol import shares
 from niss.randomness import SimStream
 
 CLIENTS = 12
@@ -91,3 +102,60 @@ def test_the_bound_never_exceeds_the_truth_of_ideal_scores(mu: float, delta: flo
         proved.append(epsilon_bound(scores, delta, 0.95).proved)
     assert sum(epsilon > truth for epsilon in proved) <= 8
     assert float(np.median(proved)) >= 0.6 * truth
+
+
+SILOS, RARE = 5, 1e-6
+OF_RECORDS = replace(
+    PLAN, unit="record", batch=1.0, records=100, epsilon=16.0, neighbours=SILOS - 1.0, graph="complete"
+)
+
+
+def records_audit(plan: Plan, rounds: int = 2_000) -> tuple[CanaryScores, float]:
+    """A hundred canaries of each kind to a run of the protocol, so that it takes 20 of them."""
+    return record_scores(plan, SILOS, dimension=2, rounds=rounds, stream=SimStream(5), abreast=100)
+
+
+def test_of_a_record_the_audit_of_the_real_protocol_reaches_what_its_node_was_charged() -> None:
+    """mu near 3. 2,000 canaries each way: 0.9 of the claim is 6 standard deviations away, and the interval and the
+    bound on what exceeds the claim fail at rate 1e-6.
+    """
+    scores, charged = records_audit(OF_RECORDS)
+    assert charged == pytest.approx(2.9, rel=0.02)
+    found = measure_mu(scores, 1.0 - RARE)
+    assert found.measured > 0.9 * charged
+    assert found.low <= charged
+    assert epsilon_bound(scores, OF_RECORDS.delta, 1.0 - RARE, Claim(charged)).excess <= 0.0
+
+
+def test_a_protocol_with_half_the_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every share and residual with half its variance: the spread is measured, not taken from the terms."""
+    real = shares.add_gaussians
+
+    def halved(vector: Any, noises: Any) -> None:
+        real(vector, [(stream, deviation / math.sqrt(2.0), sign) for stream, deviation, sign in noises])
+
+    monkeypatch.setattr(shares, "add_gaussians", halved)
+    scores, charged = records_audit(OF_RECORDS)
+    assert measure_mu(scores, 1.0 - RARE).low > 1.2 * charged
+    assert epsilon_bound(scores, OF_RECORDS.delta, 1.0 - RARE, Claim(charged)).excess > 0.0
+
+
+@pytest.mark.slow  # dp-accounting composes a slot with hardly any noise
+def test_in_secret_batches_a_record_is_found_as_often_as_the_slot_allows_and_no_more_is_proved() -> None:
+    """Bounds at rate 1e-6; at the threshold where it is largest, the rate of a claim with half the batch is beaten."""
+    scores, charged = records_audit(replace(OF_RECORDS, batch=0.25), rounds=4_000)
+    claim, delta = Claim(charged, 0.25), OF_RECORDS.gaussian_delta
+    bound = epsilon_bound(scores, delta, 1.0 - RARE, claim)
+    assert claim.epsilon(delta) == pytest.approx(16.0, rel=2e-3)
+    assert 2.0 < bound.proved < claim.epsilon(delta)
+    assert bound.excess <= 0.0
+    assert epsilon_bound(scores, delta, 1.0 - RARE, replace(claim, batch=0.125)).excess > 0.0
+
+
+def test_a_claim_is_that_of_its_slot() -> None:
+    """At every epsilon, delta is the most by which found exceed `e^epsilon` times the false alarms."""
+    alarms = np.linspace(1e-6, 1.0 - 1e-6, 200_001)
+    for claim in (Claim(1.0), Claim(1.0, 0.3)):
+        delta = float(np.max(claim.most(alarms) - math.exp(0.2) * alarms))
+        assert claim.epsilon(delta) == pytest.approx(0.2, abs=2e-3)
+    assert np.all(Claim(math.inf, 0.25).most(alarms) >= 0.25)

@@ -14,7 +14,10 @@ from niss.attacks import inversion
 from niss.cli.experiments import attack_app as app
 from niss.errors import ConfigError
 
-COMMANDS = ("dlg", "invert", "joint", "collude", "average", "fake-dropout", "rerun", "carried", "audit")
+COMMANDS = (
+    *("dlg", "invert", "joint", "collude", "average", "fake-dropout", "rerun", "carried"),
+    *("silo", "oracle", "audit"),
+)
 PNG = b"\x89PNG\r\n"
 
 
@@ -46,7 +49,7 @@ def test_help_shows_the_flags_and_an_example(command: str) -> None:
     for flag in ("--out", "--seed", "--epsilon", "--overwrite", "--json"):
         assert flag in shown
     # Only these train or search; the others are plain arithmetic on the CPU.
-    assert ("--device" in shown) == (command in ("dlg", "joint", "invert"))
+    assert ("--device" in shown) == (command in ("dlg", "joint", "invert", "silo"))
 
 
 def test_dlg_writes_figure_table_and_json(tmp_path: Path) -> None:
@@ -136,6 +139,28 @@ def test_audit(tmp_path: Path) -> None:
     assert bare["verdict"] == "the marginal claim is refuted"
 
 
+def test_an_audit_of_records_goes_through_the_protocol(tmp_path: Path) -> None:
+    """100 canaries each way: mu to within 7 standard deviations."""
+    (row,) = run(tmp_path, "audit --unit record --clients 3 --batches 1 --rounds 100")["rows"]
+    assert row["joint"] == pytest.approx(16.0, abs=0.01)
+    assert row["measured"] == pytest.approx(row["mu"], abs=1.4)
+    assert row["verdict"] == "consistent with the claims"
+
+
+def test_silo(tmp_path: Path) -> None:
+    line = "silo --clients 3 --records 2 --runs 20 --iterations 5 --restarts 1"
+    result = run(tmp_path, line)
+    assert result["rows"][0]["auc"] == 1.0
+    assert result["rows"][0]["epsilon_joint"] is None
+    assert len(result["curves"]["scores"]["present"]) == 20
+
+
+def test_oracle(tmp_path: Path) -> None:
+    result = run(tmp_path, "oracle --clients 3 --runs 10")
+    assert {row["verdict"] for row in result["rows"] if row["rule"] == "off"} == {"the claim is void"}
+    assert max(row["reach"] for row in result["rows"] if row["rule"] == "on") < 1e-3
+
+
 @pytest.mark.parametrize(
     ("line", "field"),
     [
@@ -170,6 +195,10 @@ def test_audit(tmp_path: Path) -> None:
         ("carried --dropped 11", "--dropped"),
         ("audit --confidence 1", "--confidence"),
         ("audit --rounds 10", "--rounds"),
+        ("audit --unit person", "--unit"),
+        ("audit --unit record --batches 0", "--batches"),
+        ("silo --records 0", "--records"),
+        ("oracle --runs 1", "--runs"),
     ],
 )
 def test_bad_settings_are_refused_by_name_before_any_work(line: str, field: str, tmp_path: Path) -> None:

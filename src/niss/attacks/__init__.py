@@ -3,6 +3,7 @@
     experiment     what an attack is: options, findings, charts
     invert         `niss attack dlg`, `invert`, `joint`      collude    `collude`
     dishonest      `average`, `rerun`, `fake-dropout`        audit      `audit`, `carried`
+    silo           `silo`, `oracle`
 
     estimates      what the adversary holds, and its best guess of one client's update
     pictures       what an update says of pictures; scores    inversion  the search for pictures behind an update
@@ -10,7 +11,7 @@
     rounds         a round simulated with the mechanism itself
     runs           whole runs as a server sees them, and servers that bend their rules
     federation     the victim with its pictures, and the others
-    lying          a server that lies to real nodes
+    lying          a server that lies to real nodes          failing    a silo with a record that fails
 
 Modules are imported on first use, so that the options of the experiments can be read without torch.
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from niss.attacks import canary as canary
     from niss.attacks import estimates as estimates
+    from niss.attacks import failing as failing
     from niss.attacks import federation as federation
     from niss.attacks import inversion as inversion
     from niss.attacks import lying as lying
@@ -41,10 +43,22 @@ EXPERIMENTS = {
     "fake-dropout": "niss.attacks.dishonest.FakeDropoutExperiment",
     "rerun": "niss.attacks.dishonest.RerunExperiment",
     "carried": "niss.attacks.audit.CarriedExperiment",
+    "silo": "niss.attacks.silo.SiloExperiment",
+    "oracle": "niss.attacks.silo.OracleExperiment",
     "audit": "niss.attacks.audit.AuditExperiment",
 }
 
-_MODULES = ("canary", "estimates", "federation", "inversion", "lying", "pictures", "rounds", "runs")
+_MODULES = (
+    "canary",
+    "estimates",
+    "failing",
+    "federation",
+    "inversion",
+    "lying",
+    "pictures",
+    "rounds",
+    "runs",
+)
 __all__ = ["EXPERIMENTS", "load_experiment", *_MODULES]
 
 

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from math import ceil, isfinite
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
 from niss import attacks
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from niss.attacks.rounds import RoundSetting
     from niss.attacks.runs import CyclicRun, Pair, SeenRun
     from niss.charts import Chart, Curves, Rows
+    from niss.methods.look import Look
 
 _BEYOND = 1.2
+# An epsilon, at delta 1e-5, with mu near 3; and a bound on the records of all silos, by which their sum is divided.
+_NEAR_3, _RECORDS = 16.0, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +46,17 @@ class AuditExperiment(Experiment):
     `niss.attacks.canary`). What is proved above a claim refutes it; what is proved below says nothing against it. With
     tau = 0 only the marginal claim exists, and it is refuted.
 
+    With `--unit record` the canary is a record of a silo, there or left out, and every round one of the real protocol,
+    with nodes, keys and ledgers of its own; what the first node was charged is the claim. The promise is a weak one on
+    purpose: near mu = 3 few rounds tell whether the whole claim is reached.
+
     rounds       as many with the canary as without; the bound grows slowly with them
     dimension    coordinates of an update; the guarantee does not depend on them
     confidence   with which each bound holds
 
     Examples:
         niss attack audit --rounds 100000 --out runs/audit
+        niss attack audit --unit record --clients 5 --batches 1,0.5,0.1
         niss attack audit --json
     """
 
@@ -61,13 +69,29 @@ class AuditExperiment(Experiment):
         "true_positive": "True positives",
         "false_positive": "False positives",
         "counted": "Rounds counted",
+        "mu": "μ claimed",
+        "measured": "μ measured",
         "verdict": "What follows",
     }
 
+    unit: Annotated[
+        Literal["client", "record"],
+        Doc("What is hidden: a whole client, or a record of a silo, in rounds of the real protocol."),
+    ] = "client"
     clients: experiment.Clients = 12
+    epsilon: Annotated[
+        float | None, Doc("Privacy target; default: that of the plan, or 16 where records are hidden.")
+    ] = None
     neighbours: experiment.Neighbours = 4.0
-    rounds: Annotated[int, Ge(100), Doc("Rounds with the canary, and as many without.")] = 100_000
-    dimension: Annotated[Count, Doc("Coordinates of the canary.")] = 8
+    batches: Annotated[
+        tuple[Annotated[float, Gt(0), Le(1)], ...],
+        Doc("Unit record: comma-separated probabilities with which each record is in a batch."),
+    ] = (1.0, 0.25)
+    rounds: Annotated[
+        Annotated[int, Ge(100)] | None,
+        Doc("With the canary, and as many without; default: 100000, or 2000 of records."),
+    ] = None
+    dimension: Annotated[int, Ge(2), Doc("Coordinates of the canary.")] = 8
     confidence: Annotated[float, Ge(0.5), Lt(1), Doc("Of each lower bound.")] = 0.95
 
     def check(self) -> None:
@@ -77,11 +101,17 @@ class AuditExperiment(Experiment):
             self._round(setting)
 
     def setting(self) -> RoundSetting:
-        """The plan with so many neighbours."""
-        return self.make_setting(neighbours=self.neighbours)
+        """The plan with so many neighbours; silos are few, and each has all others."""
+        if self.unit == "client":
+            return self.make_setting(neighbours=self.neighbours)
+        epsilon = _NEAR_3 if self.epsilon is None else self.epsilon
+        setting = self.make_setting(neighbours=self.clients - 1.0).with_plan(epsilon=epsilon)
+        return setting.with_plan(unit="record", batch=1.0, records=_RECORDS, graph="complete")
 
     def _cases(self) -> dict[str, RoundSetting]:
         setting = self.setting()
+        if self.unit == "record":
+            return {f"niss, q = {batch:g}": setting.with_plan(batch=batch) for batch in self.batches}
         return {
             "niss, calibrated τ²": setting,
             "niss, τ = 0": setting.with_plan(tau2=0.0),
@@ -89,43 +119,44 @@ class AuditExperiment(Experiment):
         }
 
     def _round(self, setting: RoundSetting) -> RoundPlan:
-        return setting.plan.for_round(
-            range(self.clients), weights=1.0 / self.clients, records=1.0, beacon=b"audit"
-        )
+        plan = setting.plan
+        weight = 1.0 / ((plan.batch or 1.0) * (plan.records or self.clients))
+        return plan.for_round(range(self.clients), weights=weight, records=1.0, beacon=b"audit")
 
     def attack(self, findings: Findings, progress: Progress) -> None:
         """Score canaries in every case, and bound epsilon from below."""
-        from niss.mechanism import gdp_epsilon
-
-        canary = attacks.canary
+        canary, of_records = attacks.canary, self.unit == "record"
         for name, setting in self._cases().items():
-            plan = self._round(setting)
+            plan, planned = self._round(setting), setting.plan
             # The worst protected client; where nobody is protected, the first.
             victim = int(plan.joint_mu.argmax())
-            mu, delta = float(plan.joint_mu[victim]), setting.plan.delta
-            scores = canary.canary_scores(
-                plan,
-                victim,
-                dimension=self.dimension,
-                rounds=self.rounds,
-                stream=self.stream(name),
-                progress=partial(progress, name),
-            )
-            bound = canary.epsilon_bound(scores, delta, self.confidence)
-            joint = gdp_epsilon(mu, delta)
-            marginal = gdp_epsilon(float(plan.marginal_mu[victim]), delta)
-            findings.rows.append(
-                {
-                    "case": name,
-                    "method": setting.plan.kind.name,
-                    "joint": joint,
-                    "marginal": marginal,
-                    **asdict(bound),
-                    "verdict": _verdict(bound.proved, joint, marginal),
-                    "mu": mu,
-                }
-            )
-            findings.curves.setdefault("rates", {})[name] = canary.rates(scores, mu)
+            mu, delta, batch = float(plan.joint_mu[victim]), planned.gaussian_delta, planned.batch or 1.0
+            options: dict[str, Any] = {
+                "dimension": self.dimension,
+                "rounds": self.rounds or (2_000 if of_records else 100_000),
+                "stream": self.stream(name),
+                "progress": partial(progress, name),
+            }
+            if of_records:
+                scores, mu = canary.record_scores(planned, self.clients, **options)
+            else:
+                scores = canary.canary_scores(plan, victim, **options)
+            claim = canary.Claim(mu, batch)
+            bound = canary.epsilon_bound(scores, delta, self.confidence, claim)
+            row = {
+                "case": name,
+                "method": planned.kind.name,
+                "joint": claim.epsilon(delta),
+                "marginal": canary.Claim(float(plan.marginal_mu[victim]), batch).epsilon(delta),
+                **asdict(bound),
+                "mu": mu,
+                "measured": None,
+                "batch": planned.batch,
+            }
+            if batch == 1.0 and isfinite(mu):
+                row |= asdict(canary.measure_mu(scores, self.confidence)) | {"proved": bound.proved}
+            findings.rows.append(row | {"verdict": _verdict(row)})
+            findings.curves.setdefault("rates", {})[name] = canary.rates(scores, claim)
 
     def headline(self, findings: Findings) -> str:
         """What is proved of each case, beside the claim."""
@@ -133,7 +164,10 @@ class AuditExperiment(Experiment):
         for row in findings.rows:
             claimed = printed_claim(row["joint"])
             claimed += " claimed" * isfinite(row["joint"])
-            parts.append(f"{row['case']}: ε ≥ {row['proved']:.2f} proved, {claimed} in the joint view")
+            part = f"{row['case']}: ε ≥ {row['proved']:.2f} proved, {claimed} in the joint view"
+            if row["measured"] is not None:
+                part += f", μ {row['measured']:.3g} measured of {row['mu']:.3g}"
+            parts.append(part)
         return "; ".join(parts) + f" (each with {100 * self.confidence:g} % confidence)."
 
     def charts(self, findings: Findings) -> list[Chart]:
@@ -141,11 +175,11 @@ class AuditExperiment(Experiment):
         return [_rates(findings), _claims(findings)] if findings.rows else []
 
 
-def _verdict(proved: float, joint: float, marginal: float) -> str:
-    """Which claim the proved epsilon refutes; in the cases here the marginal one is never above the joint one."""
-    if proved > joint:
+def _verdict(row: Row) -> str:
+    """Which claim is refuted; in the cases here the marginal one is never above the joint one."""
+    if row["proved"] > row["joint"] or row["excess"] > 0.0:
         return "the joint claim is refuted"
-    if proved > marginal:
+    if row["proved"] > row["marginal"]:
         return "the marginal claim is refuted"
     return "consistent with the claims"
 
@@ -154,16 +188,23 @@ def _is_claimed(row: Row) -> bool:
     return isfinite(row["joint"])
 
 
-def _rates(findings: Findings) -> Curves:
-    """Points as measured, and the line that mu-GDP allows; the diagonal is a guess by chance."""
-    from niss.charts import Curves, Series, points
+def _look(findings: Findings, number: int) -> Look:
+    """That of the case's method; batches of one method are told apart by their number."""
+    from niss.charts import numbered
     from niss.methods import look_of
+
+    row = findings.rows[number]
+    return numbered(number) if row["batch"] else look_of(row["method"], protected=_is_claimed(row))
+
+
+def _rates(findings: Findings) -> Curves:
+    """Points as measured, and the line that the claim allows; the diagonal is a guess by chance."""
+    from niss.charts import Curves, Series, points
     from niss.methods.look import DOTTED, QUIET, Look
 
-    rows = {row["case"]: row for row in findings.rows}
     series, chance = [], list[float]()
-    for case, curve in findings.curves["rates"].items():
-        look = look_of(rows[case]["method"], protected=_is_claimed(rows[case]))
+    for number, (case, curve) in enumerate(findings.curves["rates"].items()):
+        look = _look(findings, number)
         alarms = curve["false_positive"]
         series.append(Series(f"{case}: allowed at most", look, points(alarms, curve["most"], "xy")))
         found = points(alarms, curve["true_positive"], "xy")
@@ -184,16 +225,14 @@ def _rates(findings: Findings) -> Curves:
 def _claims(findings: Findings) -> Rows:
     """A bar for what is proved, with marks where the claims are."""
     from niss.charts import Mark, Rows
-    from niss.methods import look_of
     from niss.methods.look import INK, Look
 
     known = [row[key] for row in findings.rows for key in ("proved", "joint") if isfinite(row[key])]
     # Where a claim is missing, its mark stands beyond the largest value.
     nothing = _BEYOND * max(known)
     rows = []
-    for row in findings.rows:
-        proved, marginal = row["proved"], row["marginal"]
-        look = look_of(row["method"], protected=_is_claimed(row))
+    for number, row in enumerate(findings.rows):
+        proved, marginal, look = row["proved"], row["marginal"], _look(findings, number)
         joint = row["joint"] if _is_claimed(row) else nothing
         marks = [
             Mark("proved by the audit", look, proved, f"{proved:.2f}", bar=True),

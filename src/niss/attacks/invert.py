@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from niss.checks import require_whole
 from niss.settings import Count, OneOf
 
 if TYPE_CHECKING:
+    from niss.accounting import Plan
     from niss.attacks.estimates import FloatArray
     from niss.attacks.federation import AttackedFederation
     from niss.attacks.inversion import Inversion, Search
@@ -53,33 +54,39 @@ Restarts = Annotated[Count, Doc("Random starts, tried side by side.")]
 class Case:
     """One thing to invert.
 
-    name        what the table and the figure call it
-    simulated   the round behind it
-    guess       the adversary's estimate of the victim's update in that round
-    notes       what else its row says
+    name    what the table and the figure call it
+    plan    of the round behind it
+    truth   the victim's update in that round, clipped
+    guess   the adversary's estimate of it
+    notes   what else its row says
     """
 
     name: str
-    simulated: SimulatedRound
+    plan: Plan
+    truth: FloatArray
     guess: FloatArray
-    notes: Row = field(default_factory=dict)
+    notes: Row
+
+    @classmethod
+    def of(cls, name: str, simulated: SimulatedRound, guess: FloatArray, **notes: Any) -> Case:
+        """An estimate in a simulated round, with what was promised there."""
+        joint, marginal = simulated.claimed_epsilon(VICTIM)
+        promised = {"epsilon_joint": joint, "epsilon_marginal": marginal}
+        return cls(name, simulated.plan.plan, simulated.updates[VICTIM], guess, promised | notes)
 
     def invert(self, federation: AttackedFederation, search: Search, **options: Any) -> Inversion:
         """The pictures that the search finds behind the guess; `options` as those of `Search.invert`."""
         gradient = federation.as_gradient(self.guess)
-        function = federation.update_function(self.simulated.plan.plan)
+        function = federation.update_function(self.plan)
         return search.invert(gradient, function, federation.pictures, **options)
 
     def row(self, federation: AttackedFederation, inversion: Inversion) -> Row:
         """Scores of the recovered pictures, beside what was promised and how wrong the guess was."""
-        joint, marginal = self.simulated.claimed_epsilon(VICTIM)
         pictures = federation.pictures
         return {
             "case": self.name,
-            "method": self.simulated.plan.plan.kind.name,
-            "epsilon_joint": joint,
-            "epsilon_marginal": marginal,
-            "noise": attacks.rounds.relative_error(self.guess, self.simulated.updates[VICTIM]),
+            "method": self.plan.kind.name,
+            "noise": attacks.rounds.relative_error(self.guess, self.truth),
             "loss": inversion.losses[-1] if inversion.losses else float("nan"),
             **asdict(attacks.pictures.score_pictures(inversion.pictures, pictures.pixels)),
             "label_found": sorted(inversion.labels.tolist()) == sorted(pictures.labels.tolist()),
@@ -230,7 +237,7 @@ class MethodsExperiment(SearchExperiment):
         )
         for method in self.methods:
             simulated = federation.simulate(self.setting().with_plan(method=method), self.stream("round"))
-            yield Case(method, simulated, estimate(simulated.observation, VICTIM).update)
+            yield Case.of(method, simulated, estimate(simulated.observation, VICTIM).update)
 
     def headline(self, findings: Findings) -> str:
         """The PSNR of each method."""
@@ -353,7 +360,7 @@ class JointExperiment(SearchExperiment):
             simulated = federation.simulate(setting, self.stream("round"), others_known=known)
             predicted = simulated.predicted_error(VICTIM) if known and estimate is jointly else None
             guess = estimate(simulated.observation, VICTIM).update
-            yield Case(name, simulated, guess, {"predicted": predicted})
+            yield Case.of(name, simulated, guess, predicted=predicted)
 
     def headline(self, findings: Findings) -> str:
         """What all uploads give away that each alone hides."""

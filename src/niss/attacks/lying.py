@@ -21,6 +21,7 @@ import numpy as np
 
 from niss.accounting import Plan
 from niss.attacks.estimates import FloatArray, best_weights, laplacian
+from niss.attacks.experiment import VICTIM
 from niss.errors import RemoteProtocolError
 from niss.mechanism.grid import centred
 from niss.protocol import Identity, Refusal, RoundOpen, Server, Upload, committee, decode, encode
@@ -28,6 +29,7 @@ from niss.protocol.agreement import Agreed, unpack
 from niss.protocol.curve import SecretBytes
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, SimStream
+from niss.records import Records
 from niss.session.node import Training
 from niss.session.parties import together
 from niss.session.ports import Request, Stage
@@ -37,6 +39,8 @@ from niss.session.store import ClientState, MemoryStore
 from niss.views import effective_variance
 
 Survivors = tuple[int, ...]
+# What a node is to upload: its update, or its records and the weights at which their gradients are taken.
+Held = FloatArray | tuple[Records, FloatArray]
 
 
 class LyingServer:
@@ -65,22 +69,22 @@ class LyingServer:
         self.run, self.agreed = session.proposal.run, session.round.agreed
         self.uploads: dict[int, Upload] = {}
 
-    def ask(self, seat: int, message: Any, update: FloatArray | None = None) -> Any:
+    def ask(self, seat: int, message: Any, held: Held | None = None) -> Any:
         """What a node answers, as it arrives; raises `RemoteProtocolError` with its reason where it declines."""
         opening = isinstance(message, RoundOpen)
         request = Request(Stage.ROUND if opening else Stage.REVEAL, encode(message), run=self.run)
         answer = self._parties.node(seat).answer(request, self._coordinates if opening else None)
         if isinstance(answer, Training):
-            assert update is not None
-            answer = answer.upload(update)
+            assert held is not None
+            answer = answer.upload_records(*held) if isinstance(held, tuple) else answer.upload(held)
         said = decode(answer.body)
         if isinstance(said, Refusal):
             raise RemoteProtocolError(said.reason)
         return said
 
-    def upload(self, seat: int, update: FloatArray) -> FloatArray:
+    def upload(self, seat: int, held: Held) -> FloatArray:
         """Open the round to a node, again perhaps: its upload as numbers, p_k x_k and noise in units of an update."""
-        said = self.uploads[seat] = self.ask(seat, self.agreed.opened, update)
+        said = self.uploads[seat] = self.ask(seat, self.agreed.opened, held)
         terms = self.agreed.terms
         return self.agreed.grid.to_float(centred(unpack(said.vector, terms.coordinates, terms.modulus_bits)))
 
@@ -156,9 +160,10 @@ class RevealedSecrets:
         of others, by seat. What is left has covariance sigma^2 L + diag(residual), with L the Laplacian of the edges
         that stayed hidden.
         """
-        rows, size, graph = np.stack(uploads), len(uploads), self.agreed.graph
+        rows, graph = np.stack(uploads), self.agreed.graph
+        divisor = self.agreed.terms.divisor(len(uploads))
         for seat, update in known.items():
-            rows[seat] -= update / size
+            rows[seat] -= update / divisor
         for (sender, receiver), (seed, variance) in self.edges.items():
             share = self._noise(seed, variance)
             rows[sender] -= share
@@ -169,13 +174,32 @@ class RevealedSecrets:
         hidden = laplacian(graph, np.array([pair not in self.edges for pair in ends]))
         covariance = np.diag(self.residual) + self.agreed.terms.unit_variance * hidden
         weights = best_weights(covariance, victim)
-        return np.asarray(size * (weights @ rows) / weights[victim])
+        return np.asarray(divisor * (weights @ rows) / weights[victim])
 
     def _noise(self, seed: SecretBytes, variance: float) -> FloatArray:
         """The Gaussian noise that a client drew from this seed, in the units of an update."""
         drawn, grid = np.zeros(self.agreed.terms.coordinates, dtype=np.int64), self.agreed.grid
         SecretStream(bytes(seed)).add_gaussian(drawn, grid.deviation_steps(variance))
         return grid.to_float(drawn)
+
+
+def guess_sum(
+    plan: Plan,
+    silos: Sequence[Records],
+    weights: FloatArray,
+    stream: SimStream,
+    known: Sequence[FloatArray] = (),
+) -> tuple[FloatArray, float]:
+    """A run of one round that hides records: the best guess of what the first silo added up, and the mu it was charged.
+
+    silos    what each holds; its node draws the batch
+    weights  where all take their gradients
+    known    what all add up to, the others of which count; none: nothing
+    """
+    server = LyingServer(plan, len(silos), coordinates=weights.size, stream=stream)
+    uploads = [server.upload(seat, (records, weights)) for seat, records in enumerate(silos)]
+    others = {seat: added for seat, added in enumerate(known) if seat != VICTIM}
+    return RevealedSecrets(server.agreed, {}, {}).estimate(uploads, others, VICTIM), server.charged(VICTIM)
 
 
 def claim_survivors(

@@ -33,7 +33,7 @@ from niss.mechanism.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 Slot = tuple[float, float]
 """(q, z): probability and noise multiplier of a round."""
 # Above this privacy loss (mu^2 / 2) sampling is worth next to nothing, and its distribution is too wide to compute.
-WIDEST_LOSS = 1e4
+WIDEST_LOSS = 2e4
 # How far below the target the epsilon of the noise found may lie, as a part of it.
 _PRECISION = 1e-4
 # The search goes most of its way on a distribution this many times coarser.
@@ -107,7 +107,7 @@ class Slots:
         """
         if (gaussian := self._gaussian_mu()) is not None:
             return gdp_epsilon(gaussian, delta) if gaussian > 0.0 else 0.0
-        return float(_accountant(_few(self.rounds), coarser).get_epsilon(delta))
+        return _epsilon(_few(self.rounds), delta, coarser)
 
     def delta(self, epsilon: float) -> float:
         """Delta at `epsilon` of all of them: the composed curve, never too small."""
@@ -201,6 +201,12 @@ def _few(rounds: Iterable[tuple[float, float, int]]) -> tuple[tuple[float, float
     return Slots.of(
         *((q, min(z, old), count) for (q, z, count), (_, old, _) in zip(down, given, strict=True))
     ).rounds
+
+
+@lru_cache(maxsize=256)
+def _epsilon(rounds: tuple[tuple[float, float, int], ...], delta: float, coarser: float) -> float:
+    """A node asks for the same slots again and again: with every limit, in every round."""
+    return float(_accountant(rounds, coarser).get_epsilon(delta))
 
 
 @lru_cache(maxsize=64)

@@ -34,10 +34,11 @@ class Parties:
     limits   what all of them insist on
     entropy  their keys and noise come from it. Anything but the operating system's is for tests and attacks: whoever
              knows it knows every secret
+    dataset  the name of what each has records of, where a run hides records
     """
 
-    def __init__(self, limits: Limits, entropy: Entropy = os.urandom) -> None:
-        self.limits, self._entropy = limits, entropy
+    def __init__(self, limits: Limits, entropy: Entropy = os.urandom, dataset: str = "") -> None:
+        self.limits, self._entropy, self._dataset = limits, entropy, dataset
         self.stores: dict[int, MemoryStore] = {}
 
     def store(self, number: int) -> MemoryStore:
@@ -48,7 +49,9 @@ class Parties:
 
     def node(self, number: int) -> Node:
         """A node, as it is after a start: all that it knows is in its store."""
-        return Node(self.store(number), self.limits, InProcess(), entropy=self._entropy)
+        return Node(
+            self.store(number), self.limits, InProcess(), entropy=self._entropy, dataset=self._dataset
+        )
 
     def with_updates(self, update: Update, coordinates: int, absent: Collection[int] = ()) -> Deliver:
         """Takes requests to the nodes, which upload these updates; those `absent` answer no round."""
@@ -100,4 +103,4 @@ def together(
     limits = Limits(holder=relay.holder, tracker=HERE, uncalibrated=True)
     if setup.plan.calibrated and not isinstance(setup.plan.epsilon, tuple):
         limits = replace(limits, epsilon=setup.plan.epsilon, delta=setup.plan.delta)
-    return session, Parties(limits, entropy)
+    return session, Parties(limits, entropy, "records" if setup.plan.unit == "record" else "")
