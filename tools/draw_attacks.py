@@ -1,6 +1,6 @@
 """Run the attacks that the guide shows, and draw their figures on white and for dark pages.
 
-Usage: python tools/draw_attacks.py [NAME ...]     all of them take about ten minutes on one core
+Usage: python tools/draw_attacks.py [NAME ...]     all of them take about fifteen minutes on one core
 
 Every attack is seeded, so the same code gives the same figures.
 """
@@ -39,6 +39,7 @@ def main() -> None:
         experiment = load_experiment(kind)(**settings)
         findings = experiment.start()
         experiment.run(findings, lambda *_: None)
+        print(findings.headline)
         for dark in (False, True):
             path = IMAGES / f"attack-{name}{'-dark' if dark else ''}.png"
             picture = png(sheet(*drawn(experiment, findings)), dark=dark)

@@ -70,10 +70,11 @@ def test_the_oracle_measures_what_a_blank_gives_away() -> None:
 
 
 def test_a_picture_shows_in_a_bare_upload_and_not_in_that_of_niss() -> None:
-    """AUC of 0.69 from 20 scores each way: below 0.2 or at 1 at rates below 1e-6."""
+    """An AUC of 0.69 from 20 scores each way: all 20 above all others, or below 0.2, at rates below 1e-6."""
     findings = run(SiloExperiment(runs=20, iterations=60, restarts=1, records=3, clients=3))
     bare, hidden = findings.rows
-    assert (bare["case"], bare["auc"], bare["noise"]) == (BARE, 1.0, 0.0)
+    assert (bare["case"], bare["auc"]) == (BARE, 1.0)
+    assert bare["noise"] < 1e-4, "single precision"
     assert bare["psnr"] > findings.curves["blind_guess_psnr"] > hidden["psnr"]
     assert hidden["epsilon_joint"] == pytest.approx(3.0, abs=0.01)
     assert hidden["noise"] > 50.0

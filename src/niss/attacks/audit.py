@@ -102,11 +102,9 @@ class AuditExperiment(Experiment):
 
     def setting(self) -> RoundSetting:
         """The plan with so many neighbours; silos are few, and each has all others."""
-        if self.unit == "client":
-            return self.make_setting(neighbours=self.neighbours)
-        epsilon = _NEAR_3 if self.epsilon is None else self.epsilon
-        setting = self.make_setting(neighbours=self.clients - 1.0).with_plan(epsilon=epsilon)
-        return setting.with_plan(unit="record", batch=1.0, records=_RECORDS, graph="complete")
+        if self.unit == "record":
+            return self.silo_setting(_RECORDS, epsilon=self.epsilon or _NEAR_3)
+        return self.make_setting(neighbours=self.neighbours)
 
     def _cases(self) -> dict[str, RoundSetting]:
         setting = self.setting()

@@ -186,6 +186,11 @@ class Experiment(ABC):
             preset, clients=self.clients, epsilon=self.epsilon, delta=self.delta, **numbers
         )
 
+    def silo_setting(self, records: int, **changes: float) -> RoundSetting:
+        """The same for silos that hide so many records: each shares with all, and every record is in every batch."""
+        setting = self.make_setting(neighbours=self.clients - 1.0)
+        return setting.with_plan(unit="record", batch=1.0, records=records, graph="complete", **changes)
+
     def stream(self, *names: str | int) -> SimStream:
         """Where everything random comes from: a part of the seed's stream, by name."""
         from niss.randomness import SimStream

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
+from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -25,14 +24,16 @@ from niss.claims import rounded_up
 from niss.settings import Count
 
 if TYPE_CHECKING:
+    from niss.accounting import Plan
     from niss.attacks.estimates import FloatArray
     from niss.attacks.federation import AttackedFederation
     from niss.attacks.rounds import RoundSetting
     from niss.charts import Chart
+    from niss.randomness import SimStream
     from niss.records import Records
 
 BARE, HIDDEN = "without niss", "with niss"
-_BINS = 24
+_BINS = 16
 # Of the run whose epsilon is quoted where a record moves the upload too far: q, rounds, epsilon.
 _RUN = (0.05, 600, 1.0)
 # What a silo's other records add up to, in clips.
@@ -77,8 +78,7 @@ class SiloExperiment(SearchExperiment):
 
     def setting(self) -> RoundSetting:
         """Silos that all share with all, every record in the batch; a step of 1 is the gradient itself."""
-        setting = _of_records(self, self.clients * self.records)
-        return replace(setting, learning_rate=1.0)
+        return replace(self.silo_setting(self.clients * self.records), learning_rate=1.0)
 
     def cases(self, federation: AttackedFederation) -> Iterator[Case]:
         """The same gradient, bare and as the server guesses it from all uploads."""
@@ -86,7 +86,7 @@ class SiloExperiment(SearchExperiment):
 
         plan, scene = self.setting().plan, _Scene.of(self, federation)
         promised = {"epsilon_joint": inf, "epsilon_marginal": inf, "method": "fedavg"}
-        yield Case(BARE, plan, scene.truth, scene.truth, promised)
+        yield Case(BARE, plan, scene.truth, scene.bare(True), promised)
         guess, mu = scene.guess(plan, True, self.stream("round"))
         epsilon = gdp_epsilon(mu, plan.gaussian_delta)
         yield Case(HIDDEN, plan, scene.truth, guess, {"epsilon_joint": epsilon, "mu": mu})
@@ -100,12 +100,12 @@ class SiloExperiment(SearchExperiment):
         for number in range(self.runs):
             for there, scored in enumerate(found):
                 guess, _ = scene.guess(plan, bool(there), self.stream("run", there, number))
-                scored.append(float(guess @ scene.truth) / float(scene.truth @ scene.truth))
+                scored.append(scene.score(guess))
             progress("there or not", number + 1, self.runs, "")
         findings.curves["scores"] = {"without": found[0], "present": found[1]}
         scores = attacks.canary.CanaryScores(np.array(found[0]), np.array(found[1]))
         bare, hidden = findings.rows
-        bare["auc"] = 1.0
+        bare["auc"] = float(scene.score(scene.bare(True)) > scene.score(scene.bare(False)))
         above = (scores.present[:, None] > scores.without).mean()
         hidden |= {"auc": float(above), "measured": attacks.canary.measure_mu(scores, 0.95).measured}
 
@@ -113,7 +113,7 @@ class SiloExperiment(SearchExperiment):
         """Both questions, without noise and with it."""
         bare, hidden = findings.rows
         return (
-            f"Bare, a silo's upload tells for sure that the picture is there, and shows it ({bare['psnr']:.1f} dB). "
+            f"A bare upload tells for sure whether the picture is there, and the search finds {bare['psnr']:.1f} dB. "
             f"With niss, at ε = {rounded_up(hidden['epsilon_joint'])}, the best test ranks an upload with it above one "
             f"without it in {100 * hidden['auc']:.0f} % of all pairs, and the search finds {hidden['psnr']:.1f} dB; an "
             f"even grey would score {findings.curves['blind_guess_psnr']:.1f} dB."
@@ -122,6 +122,7 @@ class SiloExperiment(SearchExperiment):
     def charts(self, findings: Findings) -> list[Chart]:
         """The scores with the picture and without it, and the loss of the search."""
         from niss.charts import Curves, Series, numbered
+        from niss.methods.look import Look
 
         scores = findings.curves.get("scores")
         if scores is None:
@@ -134,13 +135,13 @@ class SiloExperiment(SearchExperiment):
             for score in scores[key]:
                 counts[min(int((score - low) / width), _BINS - 1)] += 1
             bars = [(low + place * width, float(count)) for place, count in enumerate(counts)]
-            series.append(Series(f"with niss: {name}", numbered(number), bars))
+            series.append(Series(f"with niss: {name}", Look(numbered(number).colour, ""), bars))
         histogram = Curves(
             title="Is the picture there? Scores of the best test",
             across="Likelihood-ratio score",
             up="Runs",
             series=series,
-            limits={"without niss: left out": 0.0, "without niss: there": 1.0},
+            limits={"without niss: 0 left out": 0.0, "without niss: 1 there": 1.0},
             head="Score",
             least=0.0,
             step=True,
@@ -148,56 +149,70 @@ class SiloExperiment(SearchExperiment):
         return [histogram, *super().charts(findings)]
 
 
-def _of_records(options: Experiment, records: int) -> RoundSetting:
-    """A plan for one round of silos that all share with all, with every record in the batch."""
-    setting = options.make_setting(neighbours=options.clients - 1.0)
-    return setting.with_plan(unit="record", batch=1.0, records=records, graph="complete")
-
-
 @dataclass(frozen=True)
 class _Scene:
     """Silos with and without the picture.
 
-    truth    what the picture adds to the first silo's sum
-    silos    what each holds, without the picture; `full` is the first one with it
-    known    what these add up to, all of it known to the server
+    silos    what each holds, without the picture; `full` is the first one with it, `alone` nothing but it
+    weights  where all take their gradients
+    clip     of each
     """
 
-    truth: FloatArray
+    alone: Records
     full: Records
     silos: Sequence[Records]
-    known: Sequence[FloatArray]
     weights: FloatArray
+    clip: float
 
     @classmethod
     def of(cls, options: SiloExperiment, federation: AttackedFederation) -> _Scene:
         import numpy as np
 
-        from niss.records import Records, clipped_sum
+        from niss.records import Records
 
-        own, clip = federation.pictures, options.setting().plan.clip
-        size = options.clients * options.records
-        others = attacks.federation.other_pictures(own, size - 1, options.stream("silos"))
-        pixels = np.concatenate([own.pixels, *(one.pixels for one in others)]).astype(np.float32)
-        labels = np.concatenate([own.labels, *(one.labels for one in others)])
+        own, each = federation.pictures, options.records
+        others = attacks.federation.other_pictures(own, options.clients * each - 1, options.stream("silos"))
+        pixels = np.concatenate([one.pixels for one in (own, *others)]).astype(np.float32)
+        labels = np.concatenate([one.labels for one in (own, *others)])
 
         def silo(first: int, last: int) -> Records:
             return Records(federation.function.module, (pixels[first:last], labels[first:last]), chunk=16)
 
+        rest = [silo(number * each, (number + 1) * each) for number in range(1, options.clients)]
         weights = federation.function.weights.double().numpy()
-        ends = [number * options.records for number in range(options.clients + 1)]
-        silos = [silo(max(first, 1), last) for first, last in pairwise(ends)]
+        return cls(silo(0, 1), silo(0, each), [silo(1, each), *rest], weights, options.setting().plan.clip)
 
-        def added(records: Records) -> FloatArray:
-            return -clipped_sum(records, weights, np.arange(len(records)), clip)
+    def added(self, records: Records) -> FloatArray:
+        """What these add to an upload."""
+        import numpy as np
 
-        return cls(added(silo(0, 1)), silo(0, ends[1]), silos, [added(one) for one in silos], weights)
+        from niss.records import clipped_sum
 
-    def guess(self, plan: Any, there: bool, stream: Any) -> tuple[FloatArray, float]:
-        """What the server makes of a run: its guess of what the picture adds, and the mu that was charged."""
+        return -clipped_sum(records, self.weights, np.arange(len(records)), self.clip)
+
+    @cached_property
+    def truth(self) -> FloatArray:
+        """What the picture adds."""
+        return self.added(self.alone)
+
+    @cached_property
+    def known(self) -> list[FloatArray]:
+        """What all other records add, silo by silo; the server knows it."""
+        return [self.added(one) for one in self.silos]
+
+    def bare(self, there: bool) -> FloatArray:
+        """What an upload without noise leaves of the picture."""
+        return self.added(self.full if there else self.silos[0]) - self.known[VICTIM]
+
+    def guess(self, plan: Plan, there: bool, stream: SimStream) -> tuple[FloatArray, float]:
+        """What the server makes of a run with niss: its guess of what the picture adds, and the mu that was charged."""
         silos = [self.full if there else self.silos[0], *self.silos[1:]]
         guess, mu = attacks.lying.guess_sum(plan, silos, self.weights, stream, self.known)
         return guess - self.known[VICTIM], mu
+
+    def score(self, guess: FloatArray) -> float:
+        """The likelihood ratio as a number that is 1 with the picture and 0 without it, but for noise."""
+        return float(guess @ self.truth) / float(self.truth @ self.truth)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +252,7 @@ class OracleExperiment(Experiment):
 
     def setting(self) -> RoundSetting:
         """Silos that all share with all, and every record in the batch."""
-        return _of_records(self, 1000)
+        return self.silo_setting(1000)
 
     def attack(self, findings: Findings, progress: Progress) -> None:
         """Each failure with the rule off and on."""
@@ -301,7 +316,9 @@ class OracleExperiment(Experiment):
             text = f"{row['reach']:.3g} clips, ε {rounded_up(row['epsilon'])}"
             name = f"{row['failure']}, sum of {row['sum']} clips"
             marks.append((name, Mark(f"rule {row['rule']}", look, row["reach"], text)))
-        return [experiment.rules_chart("How far one record moves an upload", "Moved ÷ clip", marks)]
+        chart = experiment.rules_chart("How far one record moves an upload", "Moved ÷ clip", marks)
+        spent = [rounded_up(row["epsilon"]) for row in findings.rows if row["rule"] == "off"]
+        return [replace(chart, notes=tuple(f"ε {one}" for one in spent))]
 
 
 def _told(row: Row) -> str:
