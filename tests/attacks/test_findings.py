@@ -31,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fake-dropout": {"clients": 6},
     "rerun": {"clients": 3, "repeats": 2},
     "carried": {"clients": 4, "rounds": 6, "separation": 3, "colluders": 1, "dropped": 1, "runs": 100},
+    "silo": {"clients": 3, "records": 1, "runs": 20, "iterations": 3, "restarts": 1},
+    "oracle": {"clients": 3, "runs": 10},
     "audit": {"rounds": 200},
 }
 

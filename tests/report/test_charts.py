@@ -363,6 +363,17 @@ FINDINGS: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "silo": {
+        "rows": LOSSES["rows"],
+        "curves": LOSSES["curves"] | {"scores": {"without": [-1.0, 0.2, 0.4], "present": [0.9, 2.0, 0.1]}},
+    },
+    "oracle": {
+        "rows": [
+            {"failure": "overflows", "rule": rule, "sum": 3, "reach": reach, "epsilon": epsilon}
+            for rule, reach, epsilon in (("off", 3.0, 3.94), ("on", 0.0, 1.0))
+        ],
+        "curves": {},
+    },
     "carried": {
         "rows": [
             {"attack": "likelihood ratio", "rule": None, "ratio": 1.0, "measured": 0.72, "claimed": 0.719},
@@ -380,7 +391,7 @@ FINDINGS: dict[str, dict[str, Any]] = {
     },
 }
 # Those that recover pictures, which no chart shows.
-PICTURES = {"dlg", "invert", "joint", "average", "rerun"}
+PICTURES = {"dlg", "invert", "joint", "average", "rerun", "silo"}
 
 
 def charts_of(attack: str) -> list[Chart]:
@@ -401,6 +412,8 @@ SAID = {
     "rerun": "Answers to the same round",
     "collude": "additive: accountant",
     "audit": "claimed, joint view: no guarantee",
+    "silo": "with niss: picture there",
+    "oracle": "rule off: 3 clips, ε 3.94",
     "carried": "server, rule off: 1.950",
     "fake-dropout": "rule off: 0.08, ε 13.43",
 }

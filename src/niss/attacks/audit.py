@@ -192,7 +192,7 @@ def _look(findings: Findings, number: int) -> Look:
     from niss.methods import look_of
 
     row = findings.rows[number]
-    return numbered(number) if row["batch"] else look_of(row["method"], protected=_is_claimed(row))
+    return numbered(number) if row.get("batch") else look_of(row["method"], protected=_is_claimed(row))
 
 
 def _rates(findings: Findings) -> Curves:

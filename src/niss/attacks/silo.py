@@ -85,7 +85,7 @@ class SiloExperiment(SearchExperiment):
         from niss.mechanism import gdp_epsilon
 
         plan, scene = self.setting().plan, _Scene.of(self, federation)
-        promised = {"epsilon_joint": inf, "epsilon_marginal": inf, "method": "fedavg"}
+        promised = {"epsilon_joint": inf, "epsilon_marginal": inf, "method": "fedavg", "mu": None}
         yield Case(BARE, plan, scene.truth, scene.bare(True), promised)
         guess, mu = scene.guess(plan, True, self.stream("round"))
         epsilon = gdp_epsilon(mu, plan.gaussian_delta)
@@ -105,7 +105,8 @@ class SiloExperiment(SearchExperiment):
         findings.curves["scores"] = {"without": found[0], "present": found[1]}
         scores = attacks.canary.CanaryScores(np.array(found[0]), np.array(found[1]))
         bare, hidden = findings.rows
-        bare["auc"] = float(scene.score(scene.bare(True)) > scene.score(scene.bare(False)))
+        surely = scene.score(scene.bare(True)) > scene.score(scene.bare(False))
+        bare |= {"auc": float(surely), "measured": None}
         above = (scores.present[:, None] > scores.without).mean()
         hidden |= {"auc": float(above), "measured": attacks.canary.measure_mu(scores, 0.95).measured}
 
