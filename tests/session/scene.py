@@ -18,6 +18,8 @@ from niss.protocol import Identity, RoundOpen, decode, rounds_answered
 from niss.runs import RoundRecord
 from niss.session.books import RunState
 from niss.session.limits import Limits
+from niss.session.metrics import NO_METRICS, NoisyMetrics
+from niss.session.node import Training
 from niss.session.parties import Parties
 from niss.session.ports import NO_REPLY, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup
@@ -54,6 +56,7 @@ class Scene:
 
     deaf    (stage, round, seat) -> whether that request is lost
     heard   told of each reply before the server has it; may raise
+    late    (node, round) -> whether it uploads a blank in that round
     """
 
     plan: Plan
@@ -66,6 +69,8 @@ class Scene:
     heard: Callable[[Stage], None] = lambda _stage: None
     saving: Callable[[int], None] = lambda _saves: None
     saved_last: Callable[[int], None] = lambda _saves: None
+    late: Callable[[int, int], bool] = lambda _node, _round: False
+    metrics: NoisyMetrics = NO_METRICS
     away: set[int] = field(default_factory=set)
     offset: int = 0
     saves: list[dict[str, Any]] = field(default_factory=list)
@@ -109,6 +114,7 @@ class Scene:
             rounds=self.rounds,
             participants=4 if self.carried else max(self.fewest, fewest_participants(self.plan)),
             coordinates=COORDINATES,
+            metrics=self.metrics,
         )
         state = self.saves[-1] if self.saves else {"session": None, "done": 0, "model": [0.0] * COORDINATES}
         self.done, self.model = state["done"], np.array(state["model"])
@@ -146,9 +152,9 @@ class Scene:
         session.begin(self.done, here, connected=here, coordinates=COORDINATES)
         drive(session, self.deliver)
         if session.refused is None:
-            total, record = session.finish()
+            total, _ = session.finish()
             if total is not None:
-                self.model = self.model + session.mean(total, record)[0]
+                self.model = self.model + session.mean(total)[0]
         self.done += 1
         session.save()
 
@@ -166,10 +172,13 @@ class Scene:
             if number in self.away or self.deaf(request.stage, self.done, seat):
                 replies[node] = NO_REPLY
                 continue
-            send = self.parties.with_updates(lambda one, _: update_of(one, self.done), COORDINATES)
+            send = self.parties.with_updates(self.update, COORDINATES)
             replies[node] = send({number: request})[number]
             self.heard(request.stage)
         return replies
+
+    def update(self, node: int, _training: Training) -> np.ndarray | None:
+        return None if self.late(node, self.done) else update_of(node, self.done)
 
     def summed(self) -> dict[int, set[int]]:
         """By round, counted from 0, the nodes whose uploads are in its sum."""
@@ -188,7 +197,7 @@ class Scene:
         moved = np.zeros(COORDINATES)
         for number, nodes in self.summed().items():
             size = 4 if self.carried else len(nodes)
-            moved += sum(update_of(node, number) for node in nodes) / size
+            moved += sum(update_of(node, number) for node in nodes if not self.late(node, number)) / size
         return moved
 
     @property

@@ -213,7 +213,7 @@ def play_round(scene: Scene, deliver: Callable[[Mapping[int, Request]], dict[int
     if session.refused is None:
         total, record = session.finish()
         if total is not None:
-            mean = session.mean(total, record)[0]
+            mean = session.mean(total)[0]
             scene.model = scene.model + mean
             if record.exact and not scene.carried:
                 nodes = [node for node in scene.asked[scene.done] if str(node) not in record.lost]

@@ -72,9 +72,9 @@ def stages(scene: Scene) -> Iterator[Stage]:
             requests = session.requests()
             session.take(scene.deliver(requests) if requests else {})
         assert session.refused is None
-        total, record = session.finish()
+        total, _ = session.finish()
         assert total is not None
-        scene.model = scene.model + session.mean(total, record)[0]
+        scene.model = scene.model + session.mean(total)[0]
         scene.done += 1
 
 

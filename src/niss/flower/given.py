@@ -6,7 +6,7 @@
               `Plan`; its participations from `rounds`, or `num-server-rounds` as Flower's templates call it; with
               `carry` also separation, pattern and closing
     strategy  carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
-              clip-quantile, first-clip, weight-cap
+              clip-quantile, first-clip, weight-cap, deadline, count-blanks
 
 A setting that is left out, or empty text, keeps its default. Flower
 hands the run configuration to the nodes too, but they take no limit from it: it is the server's side that writes it.
@@ -45,11 +45,16 @@ _ATTEMPTS = 3
 _CHAINS = 4
 # Stronger shares would take a tenth off the variance that stays, and one who does not come would leave far more.
 _KAPPA = 4.0
+# Deviations of noise from which on blanks are said to be there: in one round of 30,000 without any.
+_SURELY = 4.0
+# And the least part of the uploads that is worth a warning, where a plan has no noise.
+_FEW = 0.01
 NO_EVALUATION = (
     "no node evaluates, since `evaluate` at weights of the server's choice gives updates away. For an accuracy: "
     "evaluate_fn on public data at the server; `metrics=` of NissStrategy and NissMod, inside the uploads; or "
     "NissMod(allow=('evaluate',)), unprotected. fraction_evaluate=0 asks nobody"
 )
+OWN_BEACON = "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}
 
 
@@ -78,6 +83,8 @@ _STRATEGY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "clip-quantile": ("quantile", float),
     "first-clip": ("first_clip", float),
     "weight-cap": ("weight_cap", float),
+    "deadline": ("deadline", float),
+    "count-blanks": ("count_blanks", _switch),
 }
 _REQUIRED = ("epsilon", "clip")
 
@@ -330,6 +337,24 @@ def warn_of_losses(plan: Plan, record: RoundRecord) -> None:
             "mode 'repair', makes room for such rounds",
             *(record.round, len(record.lost), record.participants, plan.mode, plan.dropout, expected),
             "" if record.exact else ": noise of the lost stays in the sum",
+        )
+
+
+def warn_of_blanks(session: Session, record: RoundRecord) -> None:
+    """Say how many blanks were counted, and warn once their number, over all rounds so far, is more than noise."""
+    blanks = session.books.blanks
+    if record.blanks is None or blanks is None:
+        return
+    LOG.info(
+        "niss: about %.1f of %d uploads were blanks (noise of %.1f)",
+        *(max(record.blanks, 0.0), record.survivors, record.blanks_deviation),
+    )
+    part, noise = blanks
+    if part > max(_SURELY * noise, _FEW):
+        LOG.warning(
+            "niss: about %.0f %% of the uploads so far were blanks (noise of %.0f %%): %s. Nodes' own logs say why",
+            *(100.0 * part, 100.0 * noise),
+            "most apps fail or are late" if part > 0.5 else "apps fail, or are late",
         )
 
 

@@ -14,15 +14,25 @@ than its clip.
 
 What happens to a round: `take_request` takes our record out of the message, and `niss.session.node` checks and charges
 it. Only then the app trains, and the difference of the weights is clipped, noised and signed. An app that fails,
-however it fails, uploads zeros like any other update: what it says about its data in an exception, an error or a NaN
-does not leave.
+however it fails, uploads a blank, zeros like any other update: what it says about its data in an exception, an error or
+a NaN does not leave. So does one that is late, where the run has a deadline: it trains in a thread of its own with a
+copy of the Context, whatever it makes after the deadline is dropped, and the process of a deployment ends with the
+reply. The node's own log counts blanks; `niss-raises=true` in its configuration, which no server writes, lets a failure
+out.
 """
 
 from __future__ import annotations
 
+import contextvars
+import copy
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -45,13 +55,23 @@ LOG = logging.getLogger("flwr")
 # Flower has no code of its own for "the client declines".
 REFUSED = 901
 
-Metrics = Mapping[str, object]
-"""What an app reported, by name; nothing says yet that it is a number."""
-
 _DOORS = ("evaluate", "query")
 """What may be opened; `train` never is, and message types of Flower's past are not known to any app that has a mod."""
 _ONLY_ROUNDS = "this client answers NISS rounds only"
 _OUT_OF_ORDER = "this node cannot answer; its own log says why"
+Made = TypeVar("Made")
+
+
+class _LateError(Exception):
+    """The deadline of the round has passed."""
+
+
+class _AppError(Exception):
+    """The app failed, and its node lets that out."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__()
+        self.cause = cause
 
 
 class NissMod:
@@ -121,13 +141,17 @@ class NissMod:
             if isinstance(answer, Training):
                 assert model is not None
                 if records is None:
-                    answer = self._upload(answer, model, message, context, call_next)
+                    app = _App(call_next, message, context, limits)
+                    answer = self._upload(answer, model, app, request.run)
                 else:
-                    answer = answer.upload_records(records, model.vector)
+                    seconds = answer.deadline
+                    answer = answer.upload_records(records, model.vector, lambda rows: _within(seconds, rows))
             if answer.note:
                 joined = answer.note.startswith("joined")
                 LOG.log(logging.INFO if joined else logging.WARNING, "niss: %s", answer.note)
             return Message(to_content(answer), reply_to=message)
+        except _AppError as error:
+            raise error.cause from None
         except ProtocolError as error:
             return _decline(message, error.message)
         except Exception as error:
@@ -139,43 +163,116 @@ class NissMod:
     def _records_of(self, context: Context) -> Records | None:
         return self._records(context) if callable(self._records) else self._records
 
-    def _upload(
-        self,
-        training: Training,
-        model: Model,
-        message: Message,
-        context: Context,
-        call_next: ClientAppCallable,
-    ) -> Reply:
-        """Train, and hide the update."""
-        update, metrics, clear = self._train(model, message, context, call_next)
+    def _upload(self, training: Training, model: Model, app: _App, run: bytes) -> Reply:
+        """Train, and hide the update: the app's bare one, which does not leave this process, or a blank.
+
+        Of its metrics those that this node names leave in the clear.
+        """
+        try:
+            update, metrics = app.update(model, training.deadline)
+        except Exception as error:
+            late = isinstance(error, _LateError)
+            blanks = app.note_blank(run)
+            LOG.warning(
+                "niss: the app %s; a blank takes the place of its update, number %d of this node in the run",
+                f"was not done within {training.deadline:g} seconds"
+                if late
+                else f"failed ({_in_log(error)})",
+                blanks,
+            )
+            LOG.debug("niss: how the app failed", exc_info=not late)
+            if app.raises and not late:
+                LOG.warning(
+                    "niss: raised instead, as niss-raises is set on this node; the round was charged already"
+                )
+                raise _AppError(error) from error
+            return training.blank()
+        clear = {name: value for name, value in metrics.items() if name in self._clear}
         # For the owner alone, who may want to know whether the clip fits; never sent.
         LOG.info("niss: the update has norm %.3g, the clip is %g", l2_norm(update), training.terms.clip)
         return training.upload(update, metrics, clear)
 
-    def _train(
-        self, model: Model, message: Message, context: Context, call_next: ClientAppCallable
-    ) -> tuple[FloatArray, Metrics, Metrics]:
-        """The app's bare update and metrics, which do not leave this process, and what may leave it in the clear.
 
-        Whatever goes wrong, zeros and no metrics.
+class _App:
+    """What is behind the mod, for one round on one node."""
+
+    def __init__(
+        self, call_next: ClientAppCallable, message: Message, context: Context, limits: Limits
+    ) -> None:
+        self._call, self._message, self._context, self._limits = call_next, message, context, limits
+        self.raises = limits.raises
+
+    def update(self, model: Model, seconds: float | None) -> tuple[FloatArray, Mapping[str, object]]:
+        """How far it moved the model, and the metrics that it reported; nothing else of its answer stays in memory.
+
+        Raises whatever it raises, `_LateError`, and what is wrong with its answer.
         """
+        trained = self._train(seconds)
+        update = model.update_to(_only_arrays(trained))
+        if not np.all(np.isfinite(update)):
+            raise LocalProtocolError("the trained weights are not finite")
+        records = records_of(trained, MetricRecord).values()
+        return update, {name: value for record in records for name, value in record.items()}
+
+    def _train(self, seconds: float | None) -> RecordDict:
+        # One that is late goes on with a state that nobody keeps.
+        own = self._context if seconds is None else copy.deepcopy(self._context)
+
+        def answers() -> Iterator[RecordDict]:
+            yield self._call(self._message, own).content  # An error in place of content raises.
+
         try:
-            trained = call_next(message, context).content  # An error in place of content raises.
-            update = model.update_to(_only_arrays(trained))
-            if np.all(np.isfinite(update)):
-                records = records_of(trained, MetricRecord).values()
-                metrics = {name: value for record in records for name, value in record.items()}
-                clear = {name: value for name, value in metrics.items() if name in self._clear}
-                return update, metrics, clear
-            LOG.warning("niss: the trained weights are not finite; sending an update of zeros instead")
-        except Exception as error:
-            LOG.warning(
-                "niss: the app failed (%s); sending an update of zeros instead. Flower's log has more at level DEBUG",
-                _in_log(error),
-            )
-            LOG.debug("niss: how the app failed", exc_info=True)
-        return np.zeros(model.size), {}, {}
+            return next(_within(seconds, answers()))
+        except _LateError:
+            own = self._context
+            raise
+        finally:
+            self._context.state = own.state
+
+    def note_blank(self, run: bytes) -> int:
+        """How many blanks of this node that makes in the run."""
+        with open_store(self._context, self._limits.state) as store:
+            return store.note_blank(run)
+
+
+def _within(seconds: float | None, work: Iterator[Made]) -> Iterator[Made]:
+    """What `work` yields, made in a thread of its own; raises what it raises, and `_LateError` once the time is over.
+
+    Python ends no thread: a late one works until it has something to hand over, which nobody takes. None: no limit,
+    and no thread.
+    """
+    if seconds is None:
+        yield from work
+        return
+    ends, made, over = time.monotonic() + seconds, queue.Queue[tuple[str, object]](1), threading.Event()
+
+    def make() -> None:
+        try:
+            for one in work:
+                made.put(("made", one))
+                if over.is_set():
+                    return
+            made.put(("done", None))
+        except BaseException as error:
+            made.put(("failed", error))
+
+    threading.Thread(target=contextvars.copy_context().run, args=(make,), daemon=True).start()
+    try:
+        while True:
+            try:
+                what, value = made.get(timeout=max(ends - time.monotonic(), 0.0))
+            except queue.Empty:
+                raise _LateError from None
+            if what == "failed":
+                assert isinstance(value, BaseException)
+                raise value
+            if what == "done":
+                return
+            yield cast("Made", value)
+    finally:
+        over.set()
+        with suppress(queue.Empty):
+            made.get_nowait()
 
 
 def _model_of(request: Request, content: RecordDict) -> Model | None:

@@ -36,6 +36,7 @@ from niss.errors import ConfigError, ProtocolError
 from niss.files import SHARED, write_atomically
 from niss.flower.given import (
     NO_EVALUATION,
+    OWN_BEACON,
     carrying,
     check_settings,
     for_nodes,
@@ -48,6 +49,7 @@ from niss.flower.given import (
     require_wrappable,
     say_outlook,
     strategy_options,
+    warn_of_blanks,
     warn_of_losses,
     warn_of_strategy,
     weight_of,
@@ -75,16 +77,12 @@ from niss.runs import RoundRecord
 from niss.session.books import RunState
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
 from niss.session.ports import Coordinator, Relay, Reply, Request, Stage
-from niss.session.proposal import Setup, read_proposal, require_proposable
+from niss.session.proposal import Setup, read_proposal, require_deadline, require_proposable
 from niss.session.server import Session, drive
 from niss.tracker.coordinator import Tracked
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
-
-_OWN_BEACON = (
-    "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
-)
 
 
 class _SpentError(Exception):
@@ -116,6 +114,8 @@ class NissStrategy(Strategy):
     metric_part    how much of the clip all of them together may take up
     quantile       of the updates' norms that the clip follows, from `first_clip` on and never above the plan's, by one
                    more such metric (`niss.session.metrics`); None: the clip stays
+    deadline       seconds to train in a round: who needs longer, like who fails, uploads a blank. With it blanks are
+                   counted, by one more such metric, unless single records are hidden; `count_blanks` without it too
     weight_cap     weigh updates by the metric that the strategy weighs by, up to this many (`niss.session.metrics`)
 
     After `start`, `statement` says what was promised and `rounds` what happened. Raises `ConfigError` for settings that
@@ -142,14 +142,18 @@ class NissStrategy(Strategy):
         quantile: float | None = None,
         first_clip: float | None = None,
         weight_cap: float | None = None,
+        deadline: float | None = None,
+        count_blanks: bool = False,
         resume: str | Path | None = None,
     ) -> None:
         require_wrappable(strategy)
         plan = carrying(plan) if carry else plan
         require_proposable(plan)
+        require_deadline(deadline)
         self._adaptive = adaptive_clip(plan, quantile, first_clip)
         self._weight = weight_of(strategy)
-        inside = with_own(plan, metrics, self._adaptive, self._weight, weight_cap)
+        counted, self._deadline = count_blanks or deadline is not None, deadline
+        inside = with_own(plan, metrics, self._adaptive, self._weight, weight_cap, counted)
         self._metrics = NoisyMetrics(inside, metric_part)
         check_settings(self._weight, self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
@@ -161,11 +165,8 @@ class NissStrategy(Strategy):
             Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
         )
         self._given, self._size = prepared(plan, independent=bool(self._coordinator.address)), participants
-        self._plan_for(
-            plan.planned_rounds + plan.closing
-            if plan.kind.carries
-            else min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS)
-        )
+        usual = min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS)
+        self._plan_for(plan.planned_rounds + plan.closing if plan.kind.carries else usual)
         self._nodes = self._coordinates = 0
         self._participants = fewest_participants(self._given) if participants is None else participants
         if not plan.kind.carries or participants is not None:
@@ -386,10 +387,11 @@ class NissStrategy(Strategy):
         total, record = session.finish()
         say_round(record)
         warn_of_losses(self.plan, record)
+        warn_of_blanks(session, record)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self.inner.aggregate_train(number, results)
-        mean, hidden = session.mean(total, record)
+        mean, hidden = session.mean(total)
         metrics = mean_metrics([values for node, values in clear.items() if str(node) not in record.lost])
         session.state.clear_metrics |= set(metrics)
         metrics.update(hidden)
@@ -435,7 +437,7 @@ class NissStrategy(Strategy):
         LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
         for line in in_short(self.plan, self._metrics.ranges):
             LOG.info("\t│\t├── %s", line)
-        LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or _OWN_BEACON)
+        LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or OWN_BEACON)
         self.inner.summary()
 
     @property
@@ -459,6 +461,7 @@ class NissStrategy(Strategy):
             metrics=self._metrics,
             adaptive=self._adaptive,
             coordinates=self._coordinates,
+            deadline=self._deadline,
         )
         self._begun = Session(
             setup,

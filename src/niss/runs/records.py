@@ -56,6 +56,8 @@ class RoundRecord:
     skipped         why the round did not take place; None: it did
     void            nothing was released: too few uploads arrived
     problems        what went wrong in a repair, in sentences
+    blanks          of the uploads in the sum, those of clients that failed or were late, with noise of that deviation
+    blanks_deviation; exact in a simulation; None: not counted
 
     The noise, per coordinate; None: not measured, or not known:
     exact           nothing but the intended noise was left in the sum
@@ -93,6 +95,8 @@ class RoundRecord:
     skipped: str | None = None
     void: bool = False
     problems: tuple[str, ...] = ()
+    blanks: float | None = None
+    blanks_deviation: float = 0.0
     exact: bool = True
     uncancelled: int = 0
     masked: int = 0

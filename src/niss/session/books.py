@@ -31,10 +31,10 @@ from niss.mechanism.noise import colluders_among
 from niss.protocol import Agreed, Outcome, participants_hash, terms_hash
 from niss.runs import RoundRecord, SumNoise
 from niss.session.members import Members, Turns
-from niss.session.metrics import BELOW_CLIP, WEIGHT
+from niss.session.metrics import BELOW_CLIP, BLANK, NOISE, OWN_BITS, WEIGHT
 from niss.session.proposal import Proposal
 
-_OWN = (BELOW_CLIP, WEIGHT)
+_OWN = (*OWN_BITS, WEIGHT)
 # Noise must not make a mean weight of nearly nothing, or less, of a small one.
 _LEAST_WEIGHT = 0.05
 # What a client that does not pin it takes on trust, in words.
@@ -265,10 +265,13 @@ class Books:
         self.charges.append(pending)
         before = (self._last.model_noise_variance or 0.0) - self._last.carried_variance
         carried = outcome.under_way * current.scale**2
+        hidden, survivors = self.means(current), len(outcome.survivors)
         record = RoundRecord(
             round=current.number + 1,
             participants=len(current.nodes),
-            survivors=len(outcome.survivors),
+            survivors=survivors,
+            blanks=survivors * hidden[BLANK] if BLANK in hidden else None,
+            blanks_deviation=survivors * hidden.get(BLANK + NOISE, 0.0),
             lost={str(node): current.lost[node] for node in current.nodes if node in current.lost},
             void=not outcome.survivors,
             problems=outcome.problems
@@ -291,6 +294,28 @@ class Books:
         )
         self.rounds.append(record)
         return record
+
+    def means(self, current: SessionRound) -> dict[str, float]:
+        """The metrics inside the uploads that were summed, by name, and the deviation of the noise in each."""
+        metrics, outcome = self._proposal.metrics, current.summed
+        if not metrics.ranges or not outcome.survivors:
+            return {}
+        weight = len(current.nodes) / len(outcome.survivors)
+        tail = outcome.total[-len(metrics.ranges) :] * weight
+        return metrics.means(tail, current.agreed.terms.clip, math.sqrt(current.variance) * weight)
+
+    @property
+    def blanks(self) -> tuple[float, float] | None:
+        """What part of all uploads so far was a blank, and the deviation of the noise in that; None: not counted.
+
+        Noise that one round takes out of another only makes it smaller.
+        """
+        counted = [one for one in self.rounds if one.blanks is not None and one.survivors]
+        if not counted:
+            return None
+        uploads = sum(one.survivors for one in counted)
+        noise = math.sqrt(math.fsum(one.blanks_deviation**2 for one in counted))
+        return math.fsum(one.blanks or 0.0 for one in counted) / uploads, noise / uploads
 
     @property
     def summed(self) -> Counter[int]:
@@ -364,6 +389,12 @@ class Books:
         metrics, caveats = self._proposal.metrics, []
         if BELOW_CLIP in metrics.ranges:
             caveats.append(in_words([one.clip for one in self.rounds if one.clip is not None]))
+        if (blanks := self.blanks) is not None:
+            caveats.append(
+                f"About {max(blanks[0], 0.0):.0%} of the uploads were blanks (noise of {blanks[1]:.0%}): an app failed "
+                "or was late. They are charged like any other and counted inside the noisy sum, which says of nobody "
+                "whether it was one."
+            )
         if (weight := metrics.weight) is not None:
             mean = f" over all rounds, {self._mean_weight:.2g}" if self._state.weights else ""
             caveats.append(

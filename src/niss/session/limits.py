@@ -31,7 +31,7 @@ from niss.methods import RELATIONS
 from niss.protocol import LINKS_PER_ROUND, Policy, Schedule, load_coalition
 from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.session.proposal import MOST_ROUNDS, Key, Proposal
-from niss.settings import Count, NotNegative, Share, Whole, settings
+from niss.settings import Count, NotNegative, Positive, Share, Whole, settings
 from niss.version import which_to_upgrade
 
 STRONGEST = 1_000_000
@@ -218,6 +218,9 @@ class Limits:
     tracker          address of the tracker; no other one is spoken to, and none where it is not set
     tracker_ca       certificate of the authority that signed the tracker's, which must then be an address of https
     wasted_rounds    how many rounds of a run this node pays for of which the server names no sum; then it declines
+    deadline         fewest seconds to train in, where a run has a deadline: a shorter one would be paid for with blanks
+    raises           whether an app that fails raises instead of uploading a blank: for development alone, since Flower
+                     tells the server of it
 
     Raises `ConfigError` for a limit that cannot be kept.
     """
@@ -238,6 +241,8 @@ class Limits:
     tracker_ca: OwnPath | None = None
     uncalibrated: bool = False
     wasted_rounds: Count = 3
+    deadline: Positive = 1.0
+    raises: bool = False
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) != (self.delta is None):
@@ -335,6 +340,11 @@ class Limits:
         _require(
             self.modes is None or plan.mode in self.modes,
             f"mode {plan.mode!r} is not accepted by this node",
+        )
+        _require(
+            proposal.deadline is None or proposal.deadline >= self.deadline,
+            f"a deadline of {proposal.deadline} seconds is proposed, but this node insists on {self.deadline:g}",
+            f"its owner may set {PREFIX}deadline",
         )
         if proposal.schedule is not None:
             self._check_schedule(proposal, proposal.schedule)

@@ -21,6 +21,9 @@ So weights are as private as all else, and nobody's depends on anyone else's; se
 of the clip under the same noise. Capped weights: McMahan et al., Learning Differentially Private Recurrent Language
 Models (2018), where their sum is taken to be public.
 
+**Blanks.** A client whose app fails, or is late, uploads zeros. So that a server learns how many do, and of nobody
+whether it did, the metric `niss-blank` is 1 for them and 0 for others: one more coordinate, hidden like all others.
+
 **A clip that follows the norms.** `niss.mechanism.clipping` says how it moves, and what it costs. The bit of a client
 travels as the metric `niss-below-clip`. The clip of a round stands in its terms, as it always did: a client accepts any
 that is not above the plan's, nor above its own limit, and finds for itself what the round costs with it. Terms have
@@ -55,7 +58,9 @@ _RESERVED = "niss-"
 BELOW_CLIP = "niss-below-clip"
 """The fraction of the updates that clipping left as they were: what an adaptive clip follows. A client finds it itself
 and always agrees to send it, since the charge of an update covers it, and it says nothing that an update does not."""
-_BELOW_CLIP = (BELOW_CLIP, 0.0, 1.0)
+BLANK = "niss-blank"
+"""Whether an upload is a blank. A client agrees to send it for the same reasons."""
+OWN_BITS = (BELOW_CLIP, BLANK)
 WEIGHT = "niss-weight:"
 """What comes before the name of a metric that is the weight of an update, `min(metric, cap) / cap`, and is sent itself
 with the range (0, cap). A client agrees to that by agreeing to send the metric with this range."""
@@ -98,7 +103,8 @@ class NoisyMetrics:
         """
         for sent, (least, most) in proposed.ranges.items():
             name = sent.removeprefix(WEIGHT)
-            if (sent, least, most) != _BELOW_CLIP and self.ranges.get(name) != (least, most):
+            own = sent in OWN_BITS and (least, most) == (0.0, 1.0)
+            if not own and self.ranges.get(name) != (least, most):
                 raise RemoteProtocolError(
                     f"the run wants the metric {name!r} between {least:g} and {most:g}, which this client has not "
                     "agreed to send",
@@ -106,9 +112,16 @@ class NoisyMetrics:
                 )
 
     def joined(
-        self, update: FloatArray, values: Mapping[str, object], terms: Terms, participants: int
+        self,
+        update: FloatArray,
+        values: Mapping[str, object],
+        terms: Terms,
+        participants: int,
+        *,
+        blank: bool = False,
     ) -> FloatArray:
-        """x: a finite update and the metrics as one vector of norm at most the round's clip.
+        """x: a finite update and the metrics as one vector of norm at most the round's clip; `blank` says that there is
+        no update, so that it is zeros.
 
         Rounding to the grid shortens a vector that is too long for it. What that takes is taken from the update in
         advance: shortened metrics would be wrong by more than their noise, if models are large.
@@ -119,7 +132,7 @@ class NoisyMetrics:
         room = clip * math.sqrt(1.0 - self.part**2)
         # What the app says about that counts nothing.
         short = was_short(l2_norm(update), room)
-        values, share = {**values, BELOW_CLIP: (1.0 + short) / 2.0}, 1.0
+        values, share = {**values, BELOW_CLIP: (1.0 + short) / 2.0, BLANK: float(blank)}, 1.0
         if self.weight is not None:
             name, cap = self.weight
             count = values.get(name.removeprefix(WEIGHT))
@@ -168,7 +181,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _checked_name(name: str, names: Iterable[str]) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f"a name must have 1 to {_LONGEST_NAME} printable characters", field="metrics")
-    own = name == BELOW_CLIP or (name.startswith(WEIGHT) and name != WEIGHT)
+    own = name in OWN_BITS or (name.startswith(WEIGHT) and name != WEIGHT)
     taken = name.startswith(_RESERVED) and not own
     if taken or (name.endswith(NOISE) and name.removesuffix(NOISE) in names):
         raise ConfigError(f"the name {name!r} is taken", field="metrics", hint="use another name")
@@ -208,13 +221,18 @@ def with_own(
     adaptive: AdaptiveClip | None,
     weight: str,
     cap: float | None,
+    blanks: bool = False,
 ) -> Ranges:
-    """The metrics of a run; with the fraction of short updates where the clip follows it, and capped weights if any."""
+    """The metrics of a run; with the fraction of short updates where the clip follows it, capped weights if any, and
+    `blanks` where whole clients are hidden: a silo has none that depend on its records.
+    """
     own: Ranges = {}
     if ranges:
         _require_clients(plan, "metrics")
     if adaptive is not None:
         own[BELOW_CLIP] = 0.0, 1.0
+    if blanks and plan.unit == "client":
+        own[BLANK] = 0.0, 1.0
     if cap is not None:
         if not 0.0 < cap < math.inf:
             raise ConfigError(f"must be a finite number above 0, not {cap!r}", field="weight_cap")

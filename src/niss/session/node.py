@@ -4,6 +4,10 @@ A round is answered in two steps. `Node.answer` checks signature, run, round and
 the ledger (the protocol's `Client` does); only then is anything trained, and `Training.upload` clips, hides and signs
 the update. Every other request is answered at once.
 
+Who has nothing to upload, since its app failed or is late, uploads a **blank** (`Training.blank`): zeros with exactly
+its noise, an update like any other. Shares cancel, the charge is the same, nothing is revealed or repaired, and in runs
+that carry noise over nothing is left behind. No clock runs here: whoever trains keeps the deadline.
+
 What must be remembered is kept before the round is charged, and it is charged before anything is sent. A crash can
 cost a client a round, but never makes it answer one twice or uncharged, as long as its state is not older than its
 last reply. Against an older one each reply carries a step: the server repeats the last that it has seen, and a client
@@ -21,7 +25,7 @@ added up over all runs that were joined, shown or not, and stays within the part
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -57,6 +61,7 @@ from niss.session.proposal import Enrolment, Proposal, read_proposal
 from niss.session.store import SELF, JoinedRun, Store
 
 FloatArray = NDArray[np.float64]
+Rows = Iterator[FloatArray]
 _NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
 _NO_HOLDER = "without a niss-holder of its own this node counts colluders as placed after the graph was drawn"
 
@@ -67,20 +72,25 @@ class Training:
 
     terms         of the round
     participants  how many there are
+    deadline      seconds from now, after which a blank is to be uploaded; None: there is none
     """
 
     terms: Terms
     participants: int
+    deadline: float | None
     _client: Client
     _metrics: NoisyMetrics
     _step: int
     _entropy: Entropy
 
-    def upload_records(self, records: Records, weights: FloatArray) -> Reply:
+    def upload_records(
+        self, records: Records, weights: FloatArray, paced: Callable[[Rows], Rows] = lambda rows: rows
+    ) -> Reply:
         """The reply to a round that hides records, once: the negated sum of the gradients of a secret batch.
 
         records  of this client; the batch is drawn here, from its own entropy, anew for every attempt at a round
         weights  where the gradients are taken
+        paced    given the clipped gradients as they are made, hands them on, or raises where that takes too long
 
         What goes wrong with a record is that record's zero (`niss.records`). Anything else, a full memory for example,
         gives an empty batch: a round without an upload would say that it happened. Changes no state.
@@ -89,7 +99,7 @@ class Training:
         assert terms.records is not None
         batch = draw_batch(len(records), terms.records.batch, SecretStream.fresh(entropy))
         try:
-            rows = (-some for some in clipped_rows(records, weights, batch, terms.clip))
+            rows = (-some for some in paced(clipped_rows(records, weights, batch, terms.clip)))
             upload = self._client.answer(rows, entropy)
         except Exception as error:
             note = f"the gradients failed ({type(error).__name__}): an empty batch was sent instead"
@@ -111,6 +121,14 @@ class Training:
         if self._metrics.ranges:
             update = self._metrics.joined(update, metrics or {}, self.terms, self.participants)
         return Reply(encode(self._client.answer(update, self._entropy)), self._step, clear or {})
+
+    def blank(self) -> Reply:
+        """The reply of who has no update: of the same form and size, at the same charge, with zeros in its place."""
+        hidden, update = len(self._metrics.ranges), np.zeros(self.terms.coordinates)
+        if hidden:
+            update = self._metrics.joined(update[hidden:], {}, self.terms, self.participants, blank=True)
+        nothing = update if self.terms.records is None else ()
+        return Reply(encode(self._client.answer(nothing, self._entropy)), self._step)
 
 
 class Node:
@@ -334,7 +352,7 @@ class _RunOfNode:
         if proposal.tracker:
             self._tracker.stay_live(proposal)
         size, step = len(opened.participants), self._joined.step
-        return Training(opened.terms, size, client, proposal.metrics, step, self._entropy)
+        return Training(opened.terms, size, proposal.deadline, client, proposal.metrics, step, self._entropy)
 
     def reveal(self, request: RevealRequest) -> Reply:
         """A member's part of a repair.

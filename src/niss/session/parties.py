@@ -22,8 +22,8 @@ from niss.session.server import Session
 from niss.session.store import MemoryStore
 
 FloatArray = NDArray[np.float64]
-Update = Callable[[int, Training], FloatArray]
-"""(node, the round that it was charged for) -> its bare update."""
+Update = Callable[[int, Training], FloatArray | None]
+"""(node, the round that it was charged for) -> its bare update; None: it uploads a blank."""
 HERE = "this process"
 DROPPED = "it dropped out"
 
@@ -65,7 +65,8 @@ class Parties:
                 size = coordinates if request.stage is Stage.ROUND else None
                 answer = self.node(number).answer(request, size)
                 if isinstance(answer, Training):
-                    answer = answer.upload(update(number, answer))
+                    made = update(number, answer)
+                    answer = answer.blank() if made is None else answer.upload(made)
                 replies[number] = answer
             return replies
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-from annotated_types import Ge, Le, Len
+from annotated_types import Ge, Gt, Le, Len
 from pydantic import PlainSerializer, PlainValidator
 
 from niss.accounting import Plan, make_schedule, make_terms
@@ -58,6 +58,8 @@ RUN_BYTES = 16
 MOST_PREKEYS = 64
 MOST_ROUNDS = 100_000
 """Most rounds of all chains of a plan, and most participations: what a failing bound may cost is divided among them."""
+MOST_SECONDS = 1e6
+"""The longest deadline: no clock waits for ever."""
 ENROLMENT_VERSION, ENROLMENT_PREFIX = 1, b"niss enrolment/"
 ENROLMENT_TAG = ENROLMENT_PREFIX + b"%d" % ENROLMENT_VERSION
 _OTHER_ENROLMENT = re.compile(re.escape(ENROLMENT_PREFIX) + rb"(?P<version>[0-9]{1,3})(?![0-9])")
@@ -115,6 +117,8 @@ class Proposal:
     metrics       what travels inside the uploads beside the updates
     wire          version of the messages of its rounds
     schedule      what a run that carries noise from round to round commits to; None: nothing is carried
+    deadline      seconds from when a round is charged, after which a client that still trains uploads a blank; None:
+                  it is waited for
     version       of the proposal itself
     """
 
@@ -131,6 +135,7 @@ class Proposal:
     metrics: NoisyMetrics = NO_METRICS
     wire: int = WIRE_VERSION
     schedule: Schedule | None = None
+    deadline: Annotated[float, Gt(0), Le(MOST_SECONDS)] | None = None
     version: int = VERSION
 
     @cached_property
@@ -170,6 +175,7 @@ class Setup:
     coalition     the identities that may join; None: anyone
     grid_bits     of the grid that uploads lie on; None: chosen for the noise
     modulus_bits  of an uploaded number; None: 32 where the sums fit, which halves the uploads, else 64
+    deadline      seconds that clients have to train in a round; None: as long as they take
     """
 
     plan: Plan
@@ -181,8 +187,10 @@ class Setup:
     coalition: Coalition | None = None
     grid_bits: int | None = None
     modulus_bits: int | None = None
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
+        require_deadline(self.deadline)
         self.plan.assumed(self.participants)
         if not self.plan.kind.carries and self.rounds > self.plan.possible_rounds:
             raise ConfigError(
@@ -308,6 +316,14 @@ def require_same(before: Proposal, now: Proposal) -> None:
             f"the saved run was started with other settings: {', '.join(other)}",
             field="resume",
             hint="use the settings, the server's key and the tracker of that run, or a new folder",
+        )
+
+
+def require_deadline(seconds: float | None) -> None:
+    """Refuse (`ConfigError`) a deadline that no clock can keep."""
+    if seconds is not None and not 0.0 < seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"must be above 0 and at most {MOST_SECONDS:g} seconds, not {seconds!r}", field="deadline"
         )
 
 

@@ -22,7 +22,6 @@ on with the next. A round that nobody was asked about is begun anew.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -119,6 +118,7 @@ class Session:
             tracker=coordinator.address,
             metrics=setup.metrics,
             schedule=setup.schedule(),
+            deadline=setup.deadline,
         )
         if known is not None:
             require_same(known, self.proposal)
@@ -261,19 +261,15 @@ class Session:
         self._ask(Stage.DONE, {})
         return outcome.total if outcome.survivors else None, self.books.enter(current)
 
-    def mean(self, total: FloatArray, record: RoundRecord) -> tuple[FloatArray, dict[str, float]]:
+    def mean(self, total: FloatArray) -> tuple[FloatArray, dict[str, float]]:
         """Of the sum of a round: the mean of the updates, over those who are in it, and by name the hidden metrics.
 
         Where noise is carried over the mean of the updates stays the sum, with the weight of one participant for each:
         every round has to enter the model with the same factor.
         """
-        metrics, current, weight = self.proposal.metrics, self.round, record.participants / record.survivors
+        metrics, current = self.proposal.metrics, self.round
         assert current is not None
-        mean = total * current.scale
-        if not metrics.ranges:
-            return mean, {}
-        size, clip = total.size - len(metrics.ranges), current.agreed.terms.clip
-        means = metrics.means(total[size:] * weight, clip, math.sqrt(current.variance) * weight)
+        mean, means, size = total * current.scale, self.books.means(current), total.size - len(metrics.ranges)
         if metrics.weight is not None:
             name, cap = metrics.weight
             mean[:size] /= self.books.weigh(means[name] / cap)

@@ -44,6 +44,7 @@ class JoinedRun:
     paid       how many were paid for, or may have been
     step       how many of its requests were answered
     answered   whether any of its rounds was
+    blanks     how many blanks were sent in place of updates, as far as it was noted
     """
 
     __pydantic_config__: ClassVar[Any] = _IN_BASE64
@@ -55,6 +56,7 @@ class JoinedRun:
     paid: int = 0
     step: int = 0
     answered: bool = False
+    blanks: int = 0
 
     def __post_init__(self) -> None:
         self.memory = None if self.memory is None else SecretBytes(self.memory)
@@ -137,6 +139,13 @@ class Store(ABC):
     @abstractmethod
     def save(self) -> None:
         """Keep `state`; durable when this returns, as far as the place allows."""
+
+    def note_blank(self, run: bytes) -> int:
+        """Remember another blank in a run; how many that makes. For the owner's log alone."""
+        joined = self.state.runs[run.hex()]
+        joined.blanks += 1
+        self.save()
+        return joined.blanks
 
     @abstractmethod
     def spent(self, budget: Budget) -> Spent:
