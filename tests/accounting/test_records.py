@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from niss.accounting import Plan, Promise
+from niss.accounting import Plan, Promise, make_terms
 from niss.accounting.discretisation import Draws
 from niss.graph import ShareGraph
 from niss.mechanism import Slots, gdp_delta, gdp_mu, poisson_multiplier
 from niss.mechanism.grid import discretisation_delta
+from niss.mechanism.slots import OVERSIZE
 from niss.views import effective_variance
 
 FloatArray = NDArray[np.float64]
@@ -205,3 +206,56 @@ def test_what_the_grid_costs_is_added_and_uses_the_composed_curve() -> None:
     worse = replace(draws, aliasing=1e-13)
     added = worse.delta(promise) - of_record
     assert added == pytest.approx((1.0 + math.e) * promise.rounds * 1e-13, rel=1e-2)
+
+
+def oversize_losses(
+    most: int, largest: int, q: float, z: float, base: float, rounds: int, inside: bool, draws: int
+) -> FloatArray:
+    """log(P / Q) of runs with a record against runs without it, on draws of either, where batches beyond `largest` go
+    out empty and whose coins of all other records the adversary is told. The sum is `base` a record of the others.
+    """
+    rng = np.random.default_rng(17 + inside)
+    loss = np.zeros(draws)
+    for _ in range(rounds):
+        others = rng.binomial(most - 1, q, draws)
+        drawn = inside & (rng.random(draws) < q)
+        sums = np.where(others + drawn <= largest, base * others + drawn, 0.0)
+        upload = sums + z * rng.standard_normal(draws)
+
+        def density(mean: FloatArray, upload: FloatArray = upload) -> FloatArray:
+            return -((upload - mean) ** 2) / (2.0 * z**2)
+
+        without = density(np.where(others <= largest, base * others, 0.0))
+        with_it = density(np.where(others + 1 <= largest, base * others + 1.0, 0.0))
+        loss += np.logaddexp(math.log1p(-q) + without, math.log(q) + with_it) - without
+    return loss
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_batch_too_large_to_be_sent_costs_what_is_charged_for_it(rounds: int) -> None:
+    """A cap that is often reached, so that it shows: the claim alone breaks, and with `T P(others >= cap)` it holds."""
+    most, largest, q, z, base = 12, 7, 0.4, 2.0, 50.0
+    claim = Slots.of((q, z, rounds))
+    tail = sum(math.comb(most - 1, k) * q**k * (1 - q) ** (most - 1 - k) for k in range(largest, most))
+    losses = tuple(
+        oversize_losses(most, largest, q, z, base, rounds, inside, 400_000) for inside in (True, False)
+    )
+    for epsilon in (0.1, 0.5, 1.0):
+        (removed, error), (added, other) = true_deltas((losses[0], losses[1]), epsilon)
+        assert removed <= claim.delta(epsilon) + rounds * tail + error
+        assert added <= claim.delta(epsilon) + rounds * tail + other
+        assert removed > claim.delta(epsilon) + error, "else nothing had to be charged"
+
+
+def test_each_round_of_records_is_charged_for_batches_too_large_to_be_sent() -> None:
+    """Whatever epsilon is: the coins of the others are the same on both sides."""
+    steps = np.full(2, 300.0)
+    for epsilon in (0.5, 3.0):
+        slots = Slots.of((0.05, 4.0, 600))
+        promise = Promise(epsilon, 1e-5, 600, slots)
+        plain, records = Draws(steps, np.ones(2), 0.0), Draws(steps, np.ones(2), 0.0, 1e-12)
+        assert records.delta(promise) - plain.delta(promise) == pytest.approx(600e-12, rel=1e-6)
+        assert Draws(steps, np.ones(2), 0.0, 1.0).cost(promise, 0.1) > 1.0, "more than the plan reserves"
+    for plan, oversize in ((Plan(), 0.0), (Plan(unit="record", batch=0.1, records=100), OVERSIZE)):
+        terms = make_terms(plan, participants=6, coordinates=3, run=bytes(16), number=0)
+        assert Draws.of(terms, 6, [1.0], [30]).oversize == oversize

@@ -217,11 +217,16 @@ def test_the_squared_norm_of_many_large_steps_is_exact() -> None:
     assert squared_norm(steps) == 40_000 * (2**63 - 1) ** 2
 
 
+def whole(*matrices: Any) -> list[tuple[Any, int]]:
+    """All of their rows count."""
+    return [(matrix, len(matrix)) for matrix in matrices]
+
+
 def summed(rows: Any, bits: int, *, span: float = 1e6, clip: float = 1.0, divisor: float = 3.0) -> Any:
     size = rows[0].shape[1] if rows else 4
     return round_records(
         Grid(bits),
-        rows,
+        whole(*rows),
         size,
         clip=clip,
         divisor=divisor,
@@ -251,14 +256,14 @@ def test_one_record_more_moves_a_sum_of_any_others_by_its_clip_at_most(crowd: st
     rows, bits = CROWDS[crowd]
     stream = coins(1)
     settings: dict[str, Any] = {"clip": 1.0, "divisor": 3.0, "span": 1e6}
-    without = round_records(Grid(bits), [rows[:-1]], rows.shape[1], **settings, coins=coins(1))
-    both = round_records(Grid(bits), [rows[:-1], rows[-1:]], rows.shape[1], **settings, coins=stream)
+    without = round_records(Grid(bits), whole(rows[:-1]), rows.shape[1], **settings, coins=coins(1))
+    both = round_records(Grid(bits), whole(rows[:-1], rows[-1:]), rows.shape[1], **settings, coins=stream)
     moved = exact_square(both - without) if both.size < 10**4 else squared_norm(both - without)
     assert 0 < moved * 9 <= 4**bits
     # Cut to a span that binds, no further.
     tight = {**settings, "span": 0.5}
     cut = [
-        round_records(Grid(bits), [part], rows.shape[1], **tight, coins=coins(1))
+        round_records(Grid(bits), whole(part), rows.shape[1], **tight, coins=coins(1))
         for part in (rows[:-1], rows)
     ]
     assert squared_norm(cut[1] - cut[0]) <= moved
@@ -279,9 +284,18 @@ def test_a_record_that_is_not_finite_counts_as_zero_and_the_others_as_ever() -> 
     spoilt = np.insert(rows, 3, np.inf, axis=0)
     spoilt = np.insert(spoilt, 5, np.where(np.arange(20) == 7, np.nan, 0.1), axis=0)
     stream, same = coins(6), coins(6)
-    kept = round_records(Grid(8), [rows], 20, clip=1.0, divisor=3.0, span=1e6, coins=stream)
-    found = round_records(Grid(8), [spoilt], 20, clip=1.0, divisor=3.0, span=1e6, coins=same)
+    kept = round_records(Grid(8), whole(rows), 20, clip=1.0, divisor=3.0, span=1e6, coins=stream)
+    found = round_records(Grid(8), whole(spoilt), 20, clip=1.0, divisor=3.0, span=1e6, coins=same)
     np.testing.assert_array_equal(found, kept)
+
+
+def test_rows_that_fill_a_matrix_up_are_rounded_and_left_out() -> None:
+    rows, stream, same = aligned(6, 20), coins(6), coins(6)
+    kept = round_records(Grid(8), whole(rows[:4]), 20, clip=1.0, divisor=3.0, span=1e6, coins=stream)
+    found = round_records(Grid(8), [(rows, 4)], 20, clip=1.0, divisor=3.0, span=1e6, coins=same)
+    np.testing.assert_array_equal(found, kept)
+    # Six rows' coins are gone, not four.
+    assert next(iter(stream.uniforms(1))) != next(iter(same.uniforms(1)))
 
 
 def test_the_sum_over_records_is_theirs_on_average_and_zero_for_none() -> None:

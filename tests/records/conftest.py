@@ -11,12 +11,17 @@ from torch import Tensor, nn
 
 from niss.learning import ImageSamples, TokenSamples, build_model, seeded_torch
 from niss.randomness import SimStream
-from niss.records import Records
+from niss.records import Records, clipped_rows
 
 CLASSES = 3
 NO_CUDA = not torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA, reason="no CUDA device"))]
 """Where gradients are computed: a CUDA device has a captured graph for it."""
+
+
+def each_of(records: Records, weights: np.ndarray, rows: np.ndarray, clip: float) -> np.ndarray:
+    """The clipped gradients of these records, without those that only fill chunks up."""
+    return np.concatenate([some[:real] for some, real in clipped_rows(records, weights, rows, clip)])
 
 
 class LowRank(nn.Module):

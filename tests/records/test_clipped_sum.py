@@ -22,7 +22,7 @@ from niss.records import (
     reference_sum,
 )
 from niss.records.modules import ModuleEngine
-from records.conftest import CLASSES, DEVICES, KINDS, make_records
+from records.conftest import CLASSES, DEVICES, KINDS, each_of, make_records
 
 
 def naive_sum(module: nn.Module, records: Records, rows: list[int], clip: float) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_the_sum_is_its_definition(device: str, kind: str, clip: float) -> None:
     assert np.abs(expected).max() > 1e-3
     for found in (
         clipped_sum(records, records.weights, rows, clip),
-        np.concatenate(list(clipped_rows(records, records.weights, rows, clip))).sum(axis=0),
+        each_of(records, records.weights, rows, clip).sum(axis=0),
         reference_sum(records, records.weights, rows, clip),
     ):
         assert found.dtype == np.float64
@@ -74,7 +74,7 @@ def test_any_batch_in_any_chunks(kind: str, batch: set[int], chunk: int, clip: f
     weights = records.weights + 0.1 * np.random.default_rng(seed).normal(size=records.weights.size)
     found = clipped_sum(records, weights, rows, clip)
     np.testing.assert_allclose(found, reference_sum(records, weights, rows, clip), rtol=0, atol=1e-10)
-    each = np.concatenate(list(clipped_rows(records, weights, rows, clip)))
+    each = each_of(records, weights, rows, clip)
     assert each.shape == (len(rows), weights.size)
     assert np.all(np.linalg.norm(each, axis=1) <= clip * (1 + 1e-12))
 
@@ -168,7 +168,7 @@ def test_regressions_are_what_torch_makes_of_them(
         other = Records(module, (inputs, labels), loss)
         np.testing.assert_allclose(found, reference_sum(other, weights, rows, clip), rtol=0, atol=1e-10)
         np.testing.assert_allclose(found, reference_sum(records, weights, rows, clip), rtol=0, atol=1e-10)
-        each = np.concatenate(list(clipped_rows(records, weights, rows, clip)))
+        each = each_of(records, weights, rows, clip)
         np.testing.assert_allclose(found, each.sum(axis=0), rtol=0, atol=1e-10)
 
 

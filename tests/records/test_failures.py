@@ -16,13 +16,12 @@ from niss.records import (
     LogisticRegression,
     Records,
     batches,
-    clipped_rows,
     clipped_sum,
     problem,
     reference_sum,
 )
 from niss.records.problem import LEAST_CLIP
-from records.conftest import DEVICES, IMAGES, make_records
+from records.conftest import DEVICES, IMAGES, each_of, make_records
 
 OTHERS = np.array([0, 1, 3, 4, 6, 7])
 WITH = np.array([0, 1, 3, 4, 5, 6, 7])
@@ -33,7 +32,7 @@ def sums(records: Records, weights: np.ndarray, rows: np.ndarray) -> list[np.nda
     """By every way there is."""
     return [
         clipped_sum(records, weights, rows, CLIP),
-        np.concatenate(list(clipped_rows(records, weights, rows, CLIP))).sum(axis=0),
+        each_of(records, weights, rows, CLIP).sum(axis=0),
         reference_sum(records, weights, rows, CLIP),
     ]
 
@@ -81,7 +80,7 @@ def test_float32_norms_whose_squares_do_not_fit_are_clipped() -> None:
     records = Records(module, (torch.full((1, 1), 1e25), torch.tensor([0])))
     for found in (
         clipped_sum(records, records.weights, np.array([0]), 1.0),
-        next(clipped_rows(records, records.weights, np.array([0]), 1.0))[0],
+        each_of(records, records.weights, np.array([0]), 1.0)[0],
     ):
         assert np.linalg.norm(found) == pytest.approx(1.0, rel=1e-6)
 

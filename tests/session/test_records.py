@@ -125,6 +125,28 @@ def test_the_sum_is_that_of_the_clipped_gradients_downhill() -> None:
     assert np.abs(total - wanted / (SILOS * EACH)).max() < 6.0 * deviation
 
 
+def test_a_batch_beyond_the_largest_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record in every batch, noise of a hundredth; one silo plans for a record less. 6 deviations, as above."""
+    plan = replace(PLAN, batch=1.0, epsilon=9.0, participations=1)
+    silos, asked = Silos(plan), []
+    short = silos.records[3]
+    largest = Records.largest
+    monkeypatch.setattr(Records, "largest", lambda self, q: EACH - 1 if self is short else largest(self, q))
+
+    def noted(records: Records, weights: Any, rows: Any, clip: float, most: int) -> Any:
+        asked.append((len(rows), most))
+        return clipped_rows(records, weights, rows, clip, most)
+
+    monkeypatch.setattr(node_module, "clipped_rows", noted)
+    total, record = silos.play(0)
+    assert sorted(asked) == [(0, EACH - 1)] + [(EACH, EACH)] * (SILOS - 1)
+    others = [one for one in silos.records if one is not short]
+    wanted = -sum(reference_sum(one, silos.weights, np.arange(EACH), plan.clip) for one in others)
+    deviation = math.sqrt(record.aggregate_variance_predicted)
+    assert np.abs(total - wanted / (SILOS * EACH)).max() < 6.0 * deviation
+    assert {len(reply.body) for reply in silos.replies} == {len(silos.replies[0].body)}
+
+
 def test_every_attempt_at_a_round_draws_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, ...]] = []
 
@@ -148,8 +170,8 @@ def test_gradients_that_fail_altogether_are_an_empty_batch_and_nothing_shows(
     """Also halfway: what was summed until then is thrown away."""
     silos = Silos()
 
-    def failing(records: Records, weights: Any, rows: Any, clip: float) -> Any:
-        yield next(iter(clipped_rows(records, weights, rows, clip)))
+    def failing(records: Records, *arguments: Any) -> Any:
+        yield next(iter(clipped_rows(records, *arguments)))
         if records is silos.records[2]:
             raise MemoryError("of patient 17")
 

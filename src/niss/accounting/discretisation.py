@@ -19,6 +19,7 @@ from niss.accounting.plans import GRID_SHARE, Plan
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import Slots, gdp_delta, gdp_mu
 from niss.mechanism.grid import Grid, aliasing_distance, discretisation_delta
+from niss.mechanism.slots import OVERSIZE
 from niss.protocol.agreement import Agreed
 from niss.protocol.messages import Terms
 from niss.protocol.schedule import Schedule
@@ -100,11 +101,13 @@ class Draws:
     steps     deviations of residual noise, self-mask and shares, in grid steps
     counts    how many of each
     aliasing  what rounding every share on its own costs, for all coordinates
+    oversize  with what probability a silo's batch is too large to be sent; 0 where whole clients are hidden
     """
 
     steps: FloatArray
     counts: FloatArray
     aliasing: float
+    oversize: float = 0.0
 
     @classmethod
     def of(
@@ -137,12 +140,15 @@ class Draws:
             if min(steps, residual) >= LEAST_STEPS:
                 aliasing += float(count) * terms.coordinates * aliasing_distance(residual, steps)
         drawn = terms.coordinates * np.array([size, size, *numbers], dtype=np.float64)
-        return cls(np.array([residual, mask, *shares]), drawn, aliasing)
+        oversize = 0.0 if terms.records is None else OVERSIZE
+        return cls(np.array([residual, mask, *shares]), drawn, aliasing, oversize)
 
     def delta(self, promise: Promise) -> float:
-        """What grid and sampler add to delta over all rounds of the promise, if all are like this one."""
+        """What grid, sampler and batches too large to be sent add to delta over all rounds of the promise, if all are
+        like this one.
+        """
         curve = promise.curve
-        return min(
+        return promise.rounds * self.oversize + min(
             discretisation_delta(
                 self.steps,
                 promise.rounds * self.counts,

@@ -56,8 +56,8 @@ class FailingSilo:
         """What its node adds up, without noise: nothing where all fails."""
         before, everyone = self.calls, np.arange(len(self.records))
         try:
-            rows = list(clipped_rows(self.records, weights, everyone, clip))
-            return np.asarray(np.concatenate(rows).sum(axis=0))
+            chunks = clipped_rows(self.records, weights, everyone, clip)
+            return np.asarray(np.concatenate([rows[:real] for rows, real in chunks]).sum(axis=0))
         except ArithmeticError:
             return np.zeros_like(weights)
         finally:
@@ -73,9 +73,9 @@ class _Blank:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+    def each(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
         """See `RecordEngine`."""
-        found = self.engine.each(weights, rows, real, clip)
+        found = self.engine.each(weights, rows, clip)
         if not found.any(axis=1).all():
             raise FloatingPointError("a record has failed")
         return found

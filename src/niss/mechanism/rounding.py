@@ -91,7 +91,7 @@ def round_randomly(
 
 def round_records(
     grid: Grid,
-    rows: Iterable[NDArray[np.floating[Any]]],
+    rows: Iterable[tuple[NDArray[np.floating[Any]], int]],
     size: int,
     *,
     clip: float,
@@ -101,16 +101,19 @@ def round_records(
 ) -> Steps:
     """The sum over records of their rows over `divisor`, each rounded on its own to at most `clip / divisor`.
 
-    rows     matrices of float64 of `size` columns, a record a row: a function of that record alone. A longer row is
-             clipped; one with an entry that is not finite counts as zero: to say anything else of it would say which
+    rows     matrices of float64 of `size` columns, a record a row: a function of that record alone; with each, how many
+             of its rows count. The others are rounded like them and left out, so that time does not say how many they
+             are. A longer row is clipped; one with an entry that is not finite counts as zero: to say anything else of
+             it would say which
     span     no entry of the sum exceeds `span / divisor`
     coins    as in `round_randomly`
     """
     total, bound = np.zeros(size, dtype=np.int64), Fraction(clip) / Fraction(divisor)
-    for matrix in rows:
-        for row in matrix:
+    for matrix, real in rows:
+        for place, row in enumerate(matrix):
             if np.all(np.isfinite(row)):
-                total += round_randomly(grid, clip_l2(row, clip) / divisor, bound, coins)
+                rounded = round_randomly(grid, clip_l2(row, clip) / divisor, bound, coins)
+                total += rounded * (place < real)
     most = math.floor(Fraction(span) / Fraction(divisor) * 2**grid.bits)
     return np.clip(total, -most, most)
 

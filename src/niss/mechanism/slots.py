@@ -30,6 +30,9 @@ from niss.checks import BOOKS
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 
+OVERSIZE = math.exp(-40.0)
+"""With this probability, at most, the other records of a silo fill the largest batch that its time is planned for: one
+beyond it goes out empty (`niss.records.batches.largest_batch`). Each round adds that to delta."""
 Slot = tuple[float, float]
 """(q, z): probability and noise multiplier of a round."""
 # Above this privacy loss (mu^2 / 2) sampling is worth next to nothing, and its distribution is too wide to compute.

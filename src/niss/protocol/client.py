@@ -175,7 +175,7 @@ def move_prekey(number: int, giver: bytes, taker: bytes) -> tuple[bytes, bytes]:
 
 
 Answer = TypeVar("Answer", Upload, Reveal)
-Update = NDArray[np.floating[Any]] | Iterable[NDArray[np.floating[Any]]]
+Update = NDArray[np.floating[Any]] | Iterable[tuple[NDArray[np.floating[Any]], int]]
 
 
 class Client:
@@ -284,7 +284,8 @@ class Client:
         """The upload of the round that was accepted last, once: rounded, with shares, residual noise, self-mask.
 
         update      x_k, one number a coordinate; clipped here. Where records are hidden, what each record of the batch
-                    adds to it, in matrices of a row for each; an upload shows nothing of how many there are
+                    adds to it, in matrices of a row for each, with how many of them count (`round_records`); an upload
+                    shows nothing of how many there are
         entropy     gives the coins of rounding, the residual noise and, in mode `repair`, the self-mask
         """
         if self._accepted is None:
@@ -304,6 +305,7 @@ class Client:
         """The update, clipped and rounded to the round's grid; nothing in a round that takes no updates."""
         terms, schedule = agreed.terms, self.policy.schedule
         if terms.records is not None:
+            assert not isinstance(update, np.ndarray)
             return round_batch(agreed, update, entropy)
         assert isinstance(update, np.ndarray)
         if update.shape != (terms.coordinates,):

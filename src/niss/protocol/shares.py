@@ -130,7 +130,9 @@ class EdgeKeys(Secret):
         return derive_seed(self.key(edge.place), edge.context, *edge.ends)
 
 
-def round_batch(agreed: Agreed, rows: Iterable[NDArray[np.floating[Any]]], entropy: Entropy) -> Steps:
+def round_batch(
+    agreed: Agreed, rows: Iterable[tuple[NDArray[np.floating[Any]], int]], entropy: Entropy
+) -> Steps:
     """`p_k x_k` of a batch of records in grid steps, each rounded to a norm of at most `clip / divisor`; none: zeros.
 
     The coins are fresh and for this batch alone.

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from niss.checks import require_whole
 from niss.errors import ConfigError
+from niss.mechanism.slots import OVERSIZE
 from niss.randomness import SecretStream, SimStream
+from niss.views.numerics import binomial_quantile
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -37,6 +39,19 @@ def draw_batch(count: int, probability: float, stream: SecretStream | SimStream)
     if isinstance(probability, bool) or not isinstance(probability, int | float) or not 0 < probability <= 1:
         raise ConfigError(f"must be above 0 and at most 1, not {probability!r}", field="probability")
     return np.flatnonzero(flip_coins(count, float(probability), _uniforms(stream)))
+
+
+def largest_batch(most: int, probability: float) -> int:
+    """B, the largest batch that a silo of at most so many records plans its time for; a larger one goes out empty.
+
+    That says something of a record only where the others alone fill B: with it in the batch the sum would be gone. So B
+    is the least number with `P(Binomial(most - 1, q) >= B) <= OVERSIZE`, which each round adds to delta
+    (`docs/concepts/records.md` has the proof).
+
+    >>> largest_batch(6000, 0.05), largest_batch(60, 0.5), largest_batch(60, 1.0)
+    (456, 59, 60)
+    """
+    return min(binomial_quantile(OVERSIZE, most - 1, probability) + 1, most) if most else 0
 
 
 def flip_coins(count: int, probability: float, uniforms: Uniforms) -> NDArray[np.bool_]:

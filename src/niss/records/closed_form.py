@@ -115,11 +115,11 @@ class ClosedForm:
             ]
         )
 
-    def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+    def each(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
         """See `RecordEngine`."""
-        slopes, inputs = self._clipped(weights, rows, real, clip)
+        slopes, inputs = self._clipped(weights, rows, len(rows), clip)
         products = slopes[:, :, None] * inputs[:, None, :]
-        return np.concatenate([products.reshape(len(rows), -1), slopes], axis=1)[:real]
+        return np.concatenate([products.reshape(len(rows), -1), slopes], axis=1)
 
     def alone(self, weights: FloatArray, row: int) -> FloatArray:
         """See `RecordEngine`."""

@@ -4,15 +4,22 @@
 batch can mix two of them. What flows through the usual layers is tapped (`niss.records.taps`), so that their gradients
 need not be computed; other parameters have a copy for each record, whose slopes are the gradients.
 
-Chunks have one shape. On a CUDA device they are captured once in a graph and replayed: a chunk is a hundred small
-kernels, and each would else wait for the processor. Where a chunk cannot be computed together, since the module cannot
-be stacked or a record raises an exception, its records are differentiated one after another and those that fail
-contribute zero.
+Chunks have one shape, and one takes as long as another whatever is in it. On a CUDA device they are captured once in a
+graph and replayed: a chunk is a hundred small kernels, and each would else wait for the processor. A module that can be
+stacked cannot branch on values, so what raises an exception in it is a whole number out of range (a label, a token), or
+an operation that checks its values (`BCELoss`, a Cholesky factor). The first depends on the record and not on the
+weights: `_screen` tries every different combination of whole numbers once, on the processor, and puts filler that
+counts for nothing in the place of records with one that raises. The second is found by weights and inputs that are not
+finite or zero (`_checks_values`). Such modules, and those that cannot be stacked, are differentiated one record after
+another, always: those that fail contribute zero, and how long they take is up to the module. A chunk that raises all
+the same is taken so too, since a sum must not depend on it, and the node's log says that it took longer.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -40,6 +47,8 @@ Parts = dict[str, Part]
 _NUMBERS, _LARGEST = 2**24, 256
 _NUMBERS_CUDA, _LARGEST_CUDA = 2**30, 1024
 
+LOG = logging.getLogger(__name__)
+
 
 class ModuleEngine:
     """The gradients of a module's trained parameters over these records."""
@@ -60,7 +69,9 @@ class ModuleEngine:
         self.weights: FloatArray = self.layout.flatten(module).double().cpu().numpy()
         self._copied: set[str] = set()  # parameters that autograd differentiates, with a copy for each record
         numbers = self._probe()
-        self._stackable = numbers is not None
+        self._stackable, self._sound = numbers is not None, torch.ones(len(self._labels), dtype=torch.bool)
+        if self._stackable:
+            self._keep_time()
         most, largest = (_NUMBERS_CUDA, _LARGEST_CUDA) if self._on_cuda else (_NUMBERS, _LARGEST)
         self.chunk = chunk or (2 ** int(np.log2(min(largest, max(1, most // numbers)))) if numbers else 32)
         self._captured: dict[int, _CapturedSums] = {}  # by the number of sums
@@ -87,12 +98,12 @@ class ModuleEngine:
         return totals
 
     @torch.no_grad()
-    def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
+    def each(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
         """See `RecordEngine`."""
-        if (found := self._together(weights, rows, real, clip)) is None:
-            return self._one_by_one(weights, rows[:real], clip)
+        if (found := self._together(weights, rows, len(rows), clip)) is None:
+            return self._one_by_one(weights, rows, clip)
         parts, factors = found
-        return np.asarray(self._gradients(parts, real).mul_(factors[:real, None]).cpu().numpy())
+        return np.asarray(self._gradients(parts, len(rows)).mul_(factors[:, None]).cpu().numpy())
 
     def _captured_sums(self, count: int) -> _CapturedSums:
         count = 2 ** (count - 1).bit_length()  # some are left over, and fewer are captured
@@ -110,13 +121,92 @@ class ModuleEngine:
 
     def alone(self, weights: FloatArray, row: int) -> FloatArray:
         """See `RecordEngine`."""
-        return self._in_float64._gradient(weights, row)
+        gradient = self._in_float64._gradient(weights, row)
+        return gradient if self._sound[row] else np.full_like(gradient, np.nan)
 
     @cached_property
     def _in_float64(self) -> ModuleEngine:
-        loss = copy.deepcopy(self._loss).double() if isinstance(self._loss, nn.Module) else self._loss
-        module = copy.deepcopy(self._module).double()
+        return self._copied_to(dtype=torch.float64)
+
+    def _copied_to(self, **where: Any) -> ModuleEngine:
+        """The same with a module on another device, or of another kind of numbers."""
+        loss = copy.deepcopy(self._loss).to(**where) if isinstance(self._loss, nn.Module) else self._loss
+        module = copy.deepcopy(self._module).to(**where)
         return ModuleEngine(module, self._inputs, self._labels, loss, self.chunk)
+
+    def _keep_time(self) -> None:
+        """Have no chunk raise an exception, as far as can be; on a GPU a bad index would end the process."""
+        if self._device.type != "cpu":
+            self.chunk = _LARGEST
+            twin = self._copied_to(device="cpu")
+            self._stackable, self._sound = twin._stackable, twin._sound
+            self._inputs, self._labels = twin._inputs, twin._labels
+        elif self._checks_values():
+            self._stackable = False
+        else:
+            self._screen()
+
+    def _checks_values(self) -> bool:
+        """Whether an operation looks at values: it may raise on one record, at weights of a server's choice."""
+        made = [_made_up(part) for part in (self._inputs, self._labels)]
+        for value in (math.nan, math.inf, 0.0):
+            filled = [torch.full_like(part, value) if part.is_floating_point() else part for part in made]
+            for weights, (inputs, labels) in (
+                (np.full_like(self.weights, value), made),
+                (self.weights, filled),
+            ):
+                try:
+                    self._stacked(self._entries(weights), self._as_taken(inputs), self._as_taken(labels))
+                except Exception:  # whatever a user's module raises
+                    return True
+        return False
+
+    @torch.no_grad()
+    def _screen(self) -> None:
+        """Find records whose whole numbers make model or loss raise an exception, and put made-up ones there."""
+        parts = self._inputs, self._labels
+        whole = [part.flatten(1) if part.ndim > 1 else part[:, None] for part in parts]
+        whole = [part.long().cpu() for part in whole if not part.is_floating_point()]
+        if not whole or not len(self._labels):
+            return
+        numbers = torch.cat(whole, 1)
+        different, kinds = torch.unique(numbers, dim=0, return_inverse=True)
+        # A record of each kind; other numbers are made up.
+        first = torch.full((len(different),), len(numbers)).scatter_reduce_(
+            0, kinds, torch.arange(len(numbers)), "amin"
+        )
+        raises = torch.zeros(len(different), dtype=torch.bool)
+        for start in range(0, len(different), _LARGEST):
+            some = torch.arange(start, min(start + _LARGEST, len(different)))
+            if self._raises(first[some]):
+                raises[some] = torch.tensor([self._raises(first[one : one + 1]) for one in some.tolist()])
+        self._sound = ~raises[kinds]
+        if bool(raises.any()):
+            self._inputs, self._labels = (self._mended(part) for part in parts)
+
+    def _mended(self, part: Tensor) -> Tensor:
+        """With zeros for the whole numbers of records that raise."""
+        if part.is_floating_point():
+            return part
+        lost = ~self._sound.to(part.device)
+        return part.masked_fill(lost.view(-1, *[1] * (part.ndim - 1)), 0)
+
+    def _raises(self, rows: Tensor) -> bool:
+        """Whether records with the whole numbers of these raise, stacked."""
+        entries = self._entries(self.weights)
+        inputs, labels = (
+            _made_up(part, len(rows)) if part.is_floating_point() else part[rows]
+            for part in (self._inputs, self._labels)
+        )
+
+        def record_loss(values: Tensor, label: Tensor) -> Tensor:
+            return self._one_loss(self._forward(entries, values[None]), label[None])
+
+        try:
+            vmap(record_loss, randomness="error")(self._as_taken(inputs), self._as_taken(labels))
+        except Exception:  # whatever a user's module raises
+            return True
+        return False
 
     def _together(
         self, weights: FloatArray, rows: IntArray, real: int, clip: float
@@ -130,20 +220,26 @@ class ModuleEngine:
             return None
         try:
             parts, losses = self._stacked(self._entries(weights), *self._take(rows))
-        except Exception:  # of a record, or of all of them: one by one will tell
+        except Exception as problem:  # of a record, or of all of them: one by one will tell
+            LOG.warning(
+                "%s: a chunk of records is differentiated one by one, which may show in the time that it takes",
+                type(problem).__name__,
+            )
             return None
-        factors, used = self._factors(parts, losses, clip)
-        factors[real:] = 0.0
-        if not bool(used[:real].all()):
-            parts = {name: part.without(~used) for name, part in parts.items()}
-        return parts, factors
+        counted = (torch.arange(len(rows)) < real).logical_and(self._sound[rows]).to(self._device)
+        return self._scaled(parts, losses, counted, clip)
 
-    def _factors(self, parts: Parts, losses: Tensor, clip: float | Tensor) -> tuple[Tensor, Tensor]:
-        """min(1, C / norm) for each record, zero for one without a gradient; and which have one."""
+    def _scaled(
+        self, parts: Parts, losses: Tensor, counted: Tensor, clip: float | Tensor
+    ) -> tuple[Parts, Tensor]:
+        """Gradients and their factors; of those that are `counted`, and have a gradient."""
         norms = torch.linalg.vector_norm(torch.stack([part.norms() for part in parts.values()]), dim=0)
         factors = torch.where(norms > clip, clip / norms, 1.0)
         used = norms.isfinite() & losses.isfinite() & (factors >= torch.finfo(self.layout.dtype).tiny)
-        return torch.where(used, factors, 0.0).to(self.layout.dtype), used
+        used &= counted
+        # Also where nothing is to be left out: it takes its time.
+        parts = {name: part.without(~used) for name, part in parts.items()}
+        return parts, torch.where(used, factors, 0.0).to(self.layout.dtype)
 
     def _one_by_one(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
         """As `each`, by one forward and backward pass for each record."""
@@ -154,7 +250,8 @@ class ModuleEngine:
     def _gradient(self, weights: FloatArray, row: int) -> FloatArray:
         """Of one record; not a number where its loss is not finite, and where module or loss raise an exception."""
         try:
-            return self._differentiate(weights, *self._take(np.array([row])))
+            gradient = self._differentiate(weights, *self._take(np.array([row])))
+            return gradient if self._sound[row] else np.full_like(gradient, np.nan)
         except Exception:  # whatever a user's module raises: the record counts for nothing
             return np.full(self.layout.size, np.nan)
 
@@ -259,7 +356,7 @@ class ModuleEngine:
 class _CapturedSums:
     """`ModuleEngine.sums` for so many sums as a CUDA graph, which reads weights, records and clip where they are put.
 
-    Nothing in it asks the device for a value, so that records without a gradient are always blanked.
+    Nothing in it asks the device for a value.
     """
 
     def __init__(self, engine: ModuleEngine, count: int) -> None:
@@ -282,8 +379,7 @@ class _CapturedSums:
     def _compute(self) -> None:
         engine = self._engine
         parts, losses = engine._stacked(engine._entries(self._weights), self._inputs, self._labels)
-        factors, used = engine._factors(parts, losses, self._clip)
-        parts = {name: part.without(~used) for name, part in parts.items()}
+        parts, factors = engine._scaled(parts, losses, self._owners >= 0, self._clip)
         for number, total in enumerate(self._totals):
             own = torch.where(self._owners == number, factors, 0.0)
             for name, place in engine.layout.split(total).items():
@@ -295,18 +391,18 @@ class _CapturedSums:
         self._inputs.copy_(inputs)
         self._labels.copy_(labels)
         self._weights.copy_(torch.from_numpy(weights))
-        owners = np.pad(
-            np.repeat(np.arange(len(counts)), counts), (0, len(rows) - sum(counts)), constant_values=-1
-        )
+        owners = np.full(len(rows), -1)
+        owners[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
+        owners[~self._engine._sound[rows].numpy()] = -1
         self._owners.copy_(torch.from_numpy(owners))
         self._clip.fill_(clip)
         self._graph.replay()
         return self._totals[: len(counts)]
 
 
-def _made_up(part: Tensor) -> Tensor:
-    """Two records of this kind: zeros if they are whole numbers, else uniform on (0, 1), the same every time."""
-    shape = (2, *part.shape[1:])
+def _made_up(part: Tensor, count: int = 2) -> Tensor:
+    """Records of this kind: zeros if they are whole numbers, else uniform on (0, 1), the same every time."""
+    shape = (count, *part.shape[1:])
     if not part.is_floating_point():
         return torch.zeros(shape, dtype=part.dtype)
     return torch.from_numpy(SimStream(0).generator().random(shape)).to(part.dtype)

@@ -18,6 +18,7 @@ Shape = tuple[int, ...]
 _TRAFFIC = 4
 # Numbers that are squared and added in float32, and the length from which their squares may overflow.
 _BLOCK, _SQUARED = 256, 1e18
+_SMALL = 2.0**-70
 
 
 class Part(Protocol):
@@ -167,19 +168,23 @@ class EmbeddingRows:
 def _lengths(rows: Tensor) -> Tensor:
     """Of each row, float64, to a relative 3e-6 in float32: blocks are short, and what they give is added in float64.
 
-    Squares overflow long before the numbers do, and are then taken in float64; on a CUDA device always, which has the
-    units for it and should not be asked in between.
+    Squares overflow long before the numbers do; of rows so long that they might, it is that of a small multiple. Both
+    are computed for all rows, so that time says nothing of any.
     """
-    if rows.dtype == torch.float64 or rows.is_cuda:
+    if rows.dtype == torch.float64:
         return _norm(rows)
+    lengths = _in_blocks(rows)
+    return torch.where(lengths > _SQUARED, _in_blocks(rows * _SMALL) / _SMALL, lengths)
+
+
+def _in_blocks(rows: Tensor) -> Tensor:
     whole = rows.shape[1] // _BLOCK * _BLOCK
     blocks = rows[:, :whole].reshape(len(rows), -1, _BLOCK)
-    lengths = _norm(torch.cat([_norm(blocks, rows.dtype), _norm(rows[:, whole:], rows.dtype)[:, None]], 1))
-    return _norm(rows) if bool((lengths > _SQUARED).any()) else lengths
+    return _norm(torch.cat([_norm(blocks), _norm(rows[:, whole:])[:, None]], 1).double())
 
 
-def _norm(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=dtype)
+def _norm(values: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(values, dim=-1)
     return found
 
 

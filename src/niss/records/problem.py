@@ -5,6 +5,11 @@
 its norm taken over all trained parameters together. The sum is over the batch and divided by nothing that depends on
 it, so adding or removing one record moves it by at most C: the sensitivity of DP-SGD (Abadi et al. 2016).
 
+**Time.** When a silo's upload comes must not say what is in its batch. On a node every round is the same work: as many
+chunks of one shape as the largest batch needs that is at all plausible (`largest_batch`), filled up with records that
+count for nothing. What makes model or loss raise an exception is found once, before the first round
+(`niss.records.modules`), and a record that does is filler for good.
+
 **Guarantee.** Each record is differentiated alone: model and loss never see two records together, so what one
 contributes is a function of that record and the weights. A record whose loss or gradient is not finite, or for which
 model or loss raise an exception, contributes zero, and the others what they always do: neither is told to anyone.
@@ -24,7 +29,7 @@ import numpy as np
 
 from niss.checks import require_real, require_whole
 from niss.errors import ConfigError
-from niss.records.batches import FloatArray, IntArray
+from niss.records.batches import FloatArray, IntArray, largest_batch
 from niss.records.closed_form import ClosedForm, Regression, clipped
 
 LEAST_CLIP = 1e-12
@@ -46,8 +51,8 @@ class RecordEngine(Protocol):
         What is left of the rows fills the chunk up and counts for nothing. They may be overwritten by the next.
         """
 
-    def each(self, weights: FloatArray, rows: IntArray, real: int, clip: float) -> FloatArray:
-        """The clipped gradients of the first `real` of `rows`, a row each."""
+    def each(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
+        """The clipped gradients of these rows, a row each."""
 
     def alone(self, weights: FloatArray, row: int) -> FloatArray:
         """The gradient of one record, not clipped, in float64 and by the plainest way; nan where there is none."""
@@ -65,6 +70,8 @@ class Records:
     chunk     records that are differentiated together, a number that must not depend on the batch; by default planned
               from the model. Batches are filled up to whole chunks: small ones want small chunks
     name      of the dataset, in ledgers
+    most      a bound on how many records there may be, which is public: the time that a round takes follows from it. By
+              default their number, rounded up by an eighth at most
 
     The model runs in the mode that it is in. Refused are layers that mix records, remember them or draw: BatchNorm in
     train() mode, Dropout in train() mode.
@@ -75,8 +82,11 @@ class Records:
     loss: Any = None
     chunk: int | None = None
     name: str = "records"
+    most: int | None = None
 
     def __post_init__(self) -> None:
+        if self.most is not None:
+            require_whole(self.most, field="most", at_least=len(self))
         if self.chunk is not None:
             require_whole(self.chunk, field="chunk", at_least=1)
         if not isinstance(self.examples, tuple) or len(self.examples) != 2:
@@ -107,17 +117,23 @@ class Records:
         made: RecordEngine = modules.ModuleEngine(self.model, *self.examples, self.loss, self.chunk)
         return made
 
-    def chunks(self, rows: IntArray) -> Iterator[tuple[IntArray, int]]:
+    def largest(self, probability: float) -> int:
+        """The largest batch that time is planned for, where each record is in it with this probability."""
+        step = 2 ** max(len(self).bit_length() - 4, 0)
+        return largest_batch(self.most or -(-len(self) // step) * step, probability)
+
+    def chunks(self, rows: IntArray, most: int = 1) -> Iterator[tuple[IntArray, int]]:
         """The batch in pieces of one size, each with how many of it are real.
 
-        The last is filled up with records that count for nothing, and an empty batch is one such piece: the time that
-        a sum takes depends on the number of pieces alone.
+        They are filled up with records that count for nothing, to as many pieces as `most` records need: the time that
+        they take depends on the number of pieces alone.
         """
         chunk = self.engine.chunk
-        for start in range(0, max(len(rows), 1), chunk):
-            some = rows[start : start + chunk]
-            filler = some[-1] if some.size else 0
-            yield np.pad(some, (0, chunk - some.size), constant_values=filler), some.size
+        whole = -(-max(len(rows), most) // chunk) * chunk
+        # Other records, not one again and again: what is in a cache is faster.
+        filled = np.concatenate([rows, np.arange(whole - len(rows)) % len(self)])
+        for start in range(0, whole, chunk):
+            yield filled[start : start + chunk], min(max(len(rows) - start, 0), chunk)
 
 
 def clipped_sum(problem: Records, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
@@ -158,16 +174,21 @@ def clipped_sums(problem: Records, weights: FloatArray, batches: Sequence[IntArr
     return totals
 
 
-def clipped_rows(problem: Records, weights: FloatArray, rows: IntArray, clip: float) -> Iterator[FloatArray]:
-    """The clipped gradients themselves, chunk by chunk, [records of the chunk, parameters], in the order of `rows`.
+def clipped_rows(
+    problem: Records, weights: FloatArray, rows: IntArray, clip: float, most: int = 1
+) -> Iterator[tuple[FloatArray, int]]:
+    """The clipped gradients themselves, chunk by chunk, in the order of `rows`: [chunk, parameters], with how many of
+    the chunk count.
 
     For rounding record by record: whole numbers add without error, so that the sum of rounded gradients moves by
     exactly what one of them is.
+
+    most  so many records' work is done, however few there are
     """
     weights, rows = _checked(problem, weights, rows, clip)
     if len(problem):
-        for some, real in problem.chunks(rows):
-            yield problem.engine.each(weights, some, real, clip)
+        for some, real in problem.chunks(rows, most):
+            yield problem.engine.each(weights, some, clip), real
 
 
 def reference_sum(problem: Records, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:

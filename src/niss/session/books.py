@@ -423,8 +423,9 @@ class Books:
     def _caveats(self) -> tuple[str, ...]:
         caveats = []
         if self.charges and self._plan.calibrated:
+            large = " and batches too large to be sent" if self._plan.unit == "record" else ""
             caveats.append(
-                "Rounding to the grid, and the sampler's distance from the Gaussian, cost at most "
+                f"Rounding to the grid{large}, and the sampler's distance from the Gaussian, cost at most "
                 f"{max(charge.grid_delta for charge in self.charges):.2g} of delta, which is part of it; the claim is "
                 "computational, as are the keys behind it."
             )

@@ -61,7 +61,7 @@ from niss.session.proposal import Enrolment, Proposal, read_proposal
 from niss.session.store import SELF, JoinedRun, Store
 
 FloatArray = NDArray[np.float64]
-Rows = Iterator[FloatArray]
+Rows = Iterator[tuple[FloatArray, int]]
 _NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
 _NO_HOLDER = "without a niss-holder of its own this node counts colluders as placed after the graph was drawn"
 
@@ -92,14 +92,21 @@ class Training:
         weights  where the gradients are taken
         paced    given the clipped gradients as they are made, hands them on, or raises where that takes too long
 
-        What goes wrong with a record is that record's zero (`niss.records`). Anything else, a full memory for example,
-        gives an empty batch: a round without an upload would say that it happened. Changes no state.
+        Every round is the same work (`niss.records`), so that no deadline depends on the batch; one too large for it is
+        left out whole, which delta pays for. What goes wrong with a record is that record's zero. Anything else, a full
+        memory or a missed deadline, gives an empty batch: a round without an upload would say that it happened. Changes
+        no state.
         """
         terms, entropy, note = self.terms, self._entropy, ""
         assert terms.records is not None
-        batch = draw_batch(len(records), terms.records.batch, SecretStream.fresh(entropy))
+        probability = terms.records.batch
+        batch = draw_batch(len(records), probability, SecretStream.fresh(entropy))
+        most = records.largest(probability)
+        if batch.size > most:
+            batch = batch[:0]
         try:
-            rows = (-some for some in paced(clipped_rows(records, weights, batch, terms.clip)))
+            made = paced(clipped_rows(records, weights, batch, terms.clip, most))
+            rows = ((-some, real) for some, real in made)
             upload = self._client.answer(rows, entropy)
         except Exception as error:
             note = f"the gradients failed ({type(error).__name__}): an empty batch was sent instead"
