@@ -413,7 +413,7 @@ SAID = {
     "collude": "additive: accountant",
     "audit": "claimed, joint view: no guarantee",
     "silo": "with niss: picture there",
-    "oracle": "rule off: 3 clips, ε 3.94",
+    "oracle": "rule off: 3, ε 3.94",
     "carried": "server, rule off: 1.950",
     "fake-dropout": "rule off: 0.08, ε 13.43",
 }

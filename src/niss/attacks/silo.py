@@ -314,8 +314,8 @@ class OracleExperiment(Experiment):
         marks = []
         for row in findings.rows:
             look = numbered(0 if row["rule"] == "on" else 1)
-            text = f"{row['reach']:.3g} clips, ε {rounded_up(row['epsilon'])}"
-            name = f"{row['failure']}, sum of {row['sum']} clips"
+            text = f"{row['reach']:.3g}, ε {rounded_up(row['epsilon'])}"
+            name = f"{row['failure']}, {row['sum']} clips"
             marks.append((name, Mark(f"rule {row['rule']}", look, row["reach"], text)))
         chart = experiment.rules_chart("How far one record moves an upload", "Moved ÷ clip", marks)
         spent = [rounded_up(row["epsilon"]) for row in findings.rows if row["rule"] == "off"]
