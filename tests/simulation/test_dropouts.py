@@ -10,6 +10,7 @@ import pytest
 import niss
 from niss.accounting import RoundPlan
 from niss.randomness import SimStream
+from niss.simulation import make_config, with_overrides
 from niss.simulation.federation import absent_seats, can_repair
 from niss.simulation.uploads import HostUploads
 from support.federation import WideRun, small_config
@@ -187,3 +188,79 @@ def test_dropouts_of_carried_noise_are_planned_for():
     assert ratios["tolerate"] < 0.3 * ratios["none"]
     assert ratios["repair"] > 0.8 * ratios["none"]
     assert residuals["repair"] > residuals["none"]
+
+
+LATE = {**TWELVE, "late": 0.3}
+
+
+@pytest.mark.parametrize("exchange", ["simulated", "protocol"])
+def test_blanks_cancel_like_any_other_upload_and_nobody_is_lost(given, exchange):
+    """tau = 0: as FedAvg with the same clients late, since no update is clipped."""
+    config = small_config(
+        rounds=3,
+        training=LATE,
+        exchange=exchange,
+        privacy={"epsilon": 50.0, "clip": 100.0},
+        methods=[{"name": "fedavg"}, {"name": "niss", "neighbours": 5, "tau2": 0.0}],
+    )
+    plain, shared = niss.compare(config, **given).results
+    blanks = [line.blanks for line in plain.rounds]
+    assert sum(blanks) > 0
+    for result in (plain, shared):
+        assert [line.blanks for line in result.rounds] == blanks
+        assert not any(line.dropped for line in result.rounds)
+        assert all(line.exact for line in result.rounds)
+        assert any(f"{sum(blanks):.0f} uploads were blank" in one for one in result.statement.caveats)
+    for name, weights in plain.state_dict.items():
+        np.testing.assert_allclose(shared.state_dict[name].numpy(), weights.numpy(), atol=1e-3)
+    punctual = niss.run(
+        with_overrides(config, {"training.late": 0.0, "methods": [{"name": "fedavg"}]}), **given
+    )
+    assert all(line.blanks is None for line in punctual.rounds)
+    moved = [
+        np.abs(punctual.state_dict[name].numpy() - weights.numpy()).max()
+        for name, weights in plain.state_dict.items()
+    ]
+    assert max(moved) > 1e-3, "else being late changed nothing"
+
+
+@pytest.mark.parametrize("method", ["niss", "niss-carried", "dp-fedavg", "central-dp"])
+def test_blanks_change_no_charge_and_no_noise(given, method):
+    results = []
+    for late in (0.0, 0.3):
+        config = small_config(
+            training={**TWELVE, "participants": 6, "sampling": "cyclic", "late": late},
+            methods=[{"name": method}],
+        )
+        results.append(niss.run(config, **given))
+    punctual, late = results
+    assert late.epsilon == punctual.epsilon
+    for one, other in zip(late.rounds, punctual.rounds, strict=True):
+        assert one.aggregate_variance_predicted == other.aggregate_variance_predicted
+        assert one.model_noise_variance == other.model_noise_variance
+        assert one.mu_joint == other.mu_joint
+        # The noise is drawn from the same seed: measured without what anyone learned, it is the same.
+        assert one.aggregate_variance == pytest.approx(other.aggregate_variance, rel=1e-3)
+
+
+def test_silos_that_are_late_add_nothing_to_the_sum(given):
+    """All of them: the model stays where it was, but for noise, which fedavg has none of."""
+    values = {
+        "seed": 5,
+        "rounds": 1,
+        "data": {"silos": 12},
+        "privacy": {"unit": "record", "batch": 0.5, "clip": 0.8, "epsilon": 4.0},
+        "methods": [{"name": "fedavg"}],
+    }
+    found = niss.run(make_config({**values, "training": {"late": 0.999999}}), **given)
+    assert found.rounds[0].blanks == 12
+    for name, weights in given["model"].state_dict().items():
+        np.testing.assert_array_equal(found.state_dict[name].numpy(), weights.numpy())
+
+
+def test_the_clip_follows_those_that_trained(given):
+    """A blank has no say in it: with everyone late it stays where it is."""
+    privacy = {"epsilon": 50.0, "clip": 1.0, "quantile": 0.5, "first_clip": 0.2}
+    methods = [{"name": "niss", "neighbours": 5, "tau2": 0.0}]
+    config = small_config(training={**TWELVE, "late": 0.999999}, privacy=privacy, methods=methods)
+    assert [line.clip for line in niss.run(config, **given).rounds] == pytest.approx([0.2] * 4)

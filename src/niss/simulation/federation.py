@@ -123,6 +123,11 @@ class Federation:
         """The seats that drop out of a round of that size."""
         return absent_seats(size, self.plan.dropout, self.stream_of(number).child("dropout"))
 
+    def late(self, number: int, size: int) -> IntArray:
+        """The seats that upload a blank in a round of that size, unless they drop out."""
+        drawn = self.stream_of(number).child("late").generator().random(size)
+        return np.flatnonzero(drawn < self.config.training.late)
+
     def beacon(self, number: int) -> bytes:
         """The public randomness of a simulated round."""
         return self.stream_of(number).child("beacon").generator().bytes(32)

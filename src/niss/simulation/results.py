@@ -218,6 +218,11 @@ def _caveats(rounds: Sequence[RoundRecord], *, sharing: bool) -> list[str]:
     if dropped := sum(one.dropped for one in rounds):
         lied = "; every round is charged as if the server had lied about it" if sharing else ""
         caveats.append(f"{_counted(dropped, 'upload')} never arrived{lied}.")
+    if blanks := sum(one.blanks or 0.0 for one in rounds):
+        caveats.append(
+            f"{_counted(int(blanks), 'upload')} {_was(int(blanks))} blank, as the senders were late or failed: noise "
+            "and nothing else, charged like any other."
+        )
     if lost := sum(one.void for one in rounds):
         why = "fewer uploads arrived than the threshold asks for"
         caveats.append(f"{_counted(lost, 'round')} {_was(lost)} lost: {why}. They are charged all the same.")

@@ -158,7 +158,7 @@ class OpenRound:
 
     @property
     def client_weights(self) -> FloatArray:
-        """With which the update of each seat enters the sum."""
+        """With which the upload of each seat enters the sum."""
         return np.zeros(1) if self.nobody else self.public_weights
 
     def finish(self, uploads: Uploads) -> FinishedRound:
@@ -171,13 +171,16 @@ class OpenRound:
         ranks, exchange = federation.trainer.ranks, federation.exchange
 
         # 4. Every client bounds what it may reveal: x_k becomes p_k clip(x_k), with a bit that says whether it was
-        #    short enough where the clip follows the norms. A sum over records has them clipped already, one by one.
+        #    short enough where the clip follows the norms. A sum over records has them clipped already, one by one. Who
+        #    is late has learned nothing: a blank, which is hidden and summed like all others.
+        learned, late = self.client_weights.copy(), federation.late(number, self.participants.size)
+        learned[late] = 0.0
         if adaptive is None:
             by_unit: dict[str, Clipping] = {"client": "l2", "record": "none", "nbafl": "elements"}
             clipping = by_unit[plan.unit] if plan.private else "none"
-            zeroed = uploads.bound(clipping, plan.clip, self.client_weights)
+            zeroed = uploads.bound(clipping, plan.clip, learned)
         else:
-            uploads, zeroed = uploads.bound_with_bit(plan.clip, self.client_weights)
+            uploads, zeroed = uploads.bound_with_bit(plan.clip, learned)
 
         # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
@@ -226,6 +229,7 @@ class OpenRound:
             record,
             aggregate_variance=measured,
             noise=noise,
+            blanks=float(np.setdiff1d(late, absent).size) if config.training.late else None,
             carried_variance=carried,
             model_noise_variance=None if server.noise is None else server.noise.variance,
             mu_outsider=float(outsider.max()),

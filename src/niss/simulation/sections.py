@@ -147,6 +147,13 @@ class TrainingConfig:
         Count | None,
         Doc("Fewest rounds from one participation of a client to its next, with `cyclic` or `uniform`."),
     ] = None
+    late: Annotated[
+        Share,
+        Doc(
+            "Probability with which each participant of a round is late, or fails, and so uploads a blank: "
+            "nothing that it learned, under its whole noise. Nobody is lost, nothing is repaired."
+        ),
+    ] = 0.0
     epochs: Annotated[Count, Doc("Local epochs; the `record` unit takes 1, one step a round.")] = 5
     batch_size: Annotated[Count, Doc("Local batch size.")] = 10
     learning_rate: Annotated[Positive, Doc("Local learning rate.")] = 0.1
