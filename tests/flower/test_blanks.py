@@ -77,6 +77,7 @@ class TestDeadline:
         (record,) = strategy.rounds
         assert (record.survivors, record.lost, record.exact) == (NODES, {}, True)
         assert record.blanks == pytest.approx(1.0, abs=0.01)
+        assert result.train_metrics_clientapp[1]["niss-blank"] == pytest.approx(1 / NODES, abs=0.01)
         assert grid.ledger().participations("self") == 1
         uploads = [one for one in grid.received if holds(one, Upload)]
         assert len(uploads) == NODES

@@ -218,7 +218,8 @@ class Limits:
     tracker          address of the tracker; no other one is spoken to, and none where it is not set
     tracker_ca       certificate of the authority that signed the tracker's, which must then be an address of https
     wasted_rounds    how many rounds of a run this node pays for of which the server names no sum; then it declines
-    deadline         fewest seconds to train in, where a run has a deadline: a shorter one would be paid for with blanks
+    deadline         fewest seconds to train in, where a run has a deadline: a shorter one would waste the budget.
+                     Where records are hidden, several times what a round takes, so that no hair of time decides
     raises           whether an app that fails raises instead of uploading a blank: for development alone, since Flower
                      tells the server of it
 
