@@ -30,6 +30,11 @@ BATCHES = {
 }
 
 
+def whole(*matrices: np.ndarray) -> list[tuple[np.ndarray, int]]:
+    """All of their rows count."""
+    return [(matrix, len(matrix)) for matrix in matrices]
+
+
 def federation(label: str = "batches", **policy: Any) -> Federation:
     return Federation(SIZE, label, prekeys=2, **({"batch": 0.25} | policy))
 
@@ -44,7 +49,7 @@ def test_the_sum_of_a_round_is_that_of_all_batches_over_what_was_planned(mode: s
     opened = made.open(terms(made, mode=mode))
     rows = [ALL[12 * seat : 12 * seat + 12] for seat in range(SIZE)]
     for client, own in zip(made.clients, rows, strict=True):
-        made.server.take_upload(client.upload(opened, [own[:5], own[5:]], made.entropy))
+        made.server.take_upload(client.upload(opened, whole(own[:5], own[5:]), made.entropy))
     if mode == "repair":
         made.repair()
     outcome = made.server.finish()
@@ -59,7 +64,7 @@ def test_an_upload_has_one_form_whatever_the_batch(mode: str) -> None:
     shapes = set()
     for batch in BATCHES.values():
         made = federation()
-        upload = made.clients[0].upload(made.open(terms(made, mode=mode)), batch, made.entropy)
+        upload = made.clients[0].upload(made.open(terms(made, mode=mode)), whole(*batch), made.entropy)
         parts = tuple(len(value) if isinstance(value, bytes) else value for value in vars(upload).values())
         shapes.add((len(encode(upload)), parts[0], parts[2], len(upload.fresh_prekeys), *parts[4:]))
     assert len(shapes) == 1
@@ -79,7 +84,7 @@ def test_every_record_is_within_the_clip_and_every_entry_within_the_bound(
     monkeypatch.setattr(client_module, "masked_upload", noted)
     made = federation()
     opened = made.open(terms(made, grid_bits=12))
-    made.clients[0].upload(opened, BATCHES[batch], made.entropy)
+    made.clients[0].upload(opened, whole(*BATCHES[batch]), made.entropy)
     count = sum(int(np.isfinite(rows).all(axis=1).sum()) for rows in BATCHES[batch])
     assert math.sqrt(float(np.sum(sent[0].astype(float) ** 2))) <= count * 0.5 / 40.0 * 2**12
     assert np.abs(sent[0]).max() <= opened.terms.bound / 40.0 * 2**12
@@ -123,5 +128,5 @@ def test_a_client_refuses_rounds_that_it_did_not_agree_to(name: str) -> None:
     opened = replace(honest, terms=changed, beacon=made.beacon(honest.participants, changed))
 
     with pytest.raises(RemoteProtocolError, match=match):
-        made.clients[0].upload(resigned(made.server, opened, "open"), [ALL[:2]], made.entropy)
+        made.clients[0].upload(resigned(made.server, opened, "open"), whole(ALL[:2]), made.entropy)
     assert made.seats[0].charges == []
