@@ -121,6 +121,7 @@ def _silos_config(
             "training": {
                 "server_optimizer": "momentum",
                 "server_rate": choice.learning_rate,
+                "late": variant.late,
                 "device": device,
                 "tf32": setting.dataset == "cifar10",
             },

@@ -245,7 +245,7 @@ class Setting:
     def variants(self) -> tuple[str, ...]:
         """What goes wrong in it."""
         if self.batch is not None:
-            return "none", "collusion"
+            return "none", "collusion", "late"
         return tuple(VARIANTS) if self.model == "mlp" else ("none",)
 
     @property
@@ -350,7 +350,6 @@ _SILOS = {
         rates=(2.0, 4.0, 8.0),
         batch=0.1,
         epsilons=(2.93,),
-        seeds=(1, 2, 3, 4, 5),
     ),
     "cifar10": Setting(
         "cifar10",
@@ -367,19 +366,25 @@ _SILOS = {
     ),
 }
 """Silos with the networks of Papernot et al. (2021), at the epsilons of their figures."""
-IN_SILOS: tuple[str, ...] = ()
-"""The settings of silos that are compared."""
+IN_SILOS = {
+    "mnist-non-iid-record-10-silos": 5,
+    "mnist-non-iid-record-30-silos": 3,
+    "mnist-non-iid-record-5-silos": 3,
+    "mnist-iid-record-10-silos": 3,
+}
+"""The settings of silos that are compared, and with how many seeds."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What goes wrong: the share `rho` of a round's clients that collude, and the share that drops out."""
+    """What goes wrong: the share `rho` of a round's clients that collude, and the shares that drop out or are late."""
 
     name: str
     words: str
     rho: float = 0.0
     dropout: float = 0.0
     mode: str = "tolerate"
+    late: float = 0.0
 
 
 VARIANTS = {
@@ -389,6 +394,7 @@ VARIANTS = {
         Variant("collusion", "a fifth colluding", rho=0.2),
         Variant("tolerate", "a tenth dropping out, tolerated", dropout=0.1),
         Variant("repair", "a tenth dropping out, repaired", dropout=0.1, mode="repair"),
+        Variant("late", "a tenth late", late=0.1),
     )
 }
 
@@ -441,7 +447,7 @@ METHODS = {
         Method("central-dp-sampled", "central-dp-sampled", "sampled", trusting=True),
         Method("central-mf", "central-mf", "banded", trusting=True),
         Method("secagg-ddg", "secagg-ddg", "masked", ("collusion", "repair")),
-        Method("niss-planned", "niss", "shares", _ALL),
+        Method("niss-planned", "niss", "shares", (*_ALL, "late")),
         Method("niss-carried", "niss-carried", "carried", _ALL, settings={"graph": "complete"}),
     )
     if method.kind in KINDS
@@ -465,7 +471,12 @@ def find_setting(name: str, *, rounds: int | None = None) -> Setting:
         setting = _SILOS[silos[1]]
         size = int(silos[3])
         return replace(
-            setting, split=silos[2], participants=size, clients=size, rounds=rounds or setting.rounds
+            setting,
+            split=silos[2],
+            participants=size,
+            clients=size,
+            rounds=rounds or setting.rounds,
+            seeds=tuple(range(1, IN_SILOS.get(name, 3) + 1)),
         )
     if name in MODELLED:
         return replace(MODELLED[name], rounds=rounds or MODELLED[name].rounds)

@@ -86,7 +86,7 @@ def tasks_of(setting: design.Setting, experiment: str, methods: Sequence[str] | 
         Task(setting, experiment, method, variant.name)
         for method in methods or [one.name for one in design.contestants_of(setting)]
         for variant in (design.VARIANTS[name] for name in setting.variants)
-        if design.METHODS[method].suffers(variant)
+        if design.METHODS[method].suffers(variant) and not (experiment == design.TUNING and variant.late)
     ]
     longest = ("sampled", "own", "carried", "shares")
     return sorted(

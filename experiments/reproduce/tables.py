@@ -163,6 +163,7 @@ def silos_table(folder: Path) -> str:
                 "One curator": percent(final(reached("central-dp"))),
                 "niss": percent(final(reached("niss-planned"))),
                 "niss, a fifth collude": percent(final(reached("niss-planned", "collusion"))),
+                "niss, a tenth late": percent(final(reached("niss-planned", "late"))),
                 "Every silo adds all": percent(final(reached("dp-fedavg"))),
                 "niss − curator, points": difference(paired),
                 "Published, curator": f"{PUBLISHED[setting.dataset]:.1%}",
