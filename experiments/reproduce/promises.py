@@ -151,22 +151,28 @@ def _participations_said(run: Run) -> Found:
 def _shared_noise(run: Run) -> Found:
     """The residual follows from the marginal view; with the shares it must protect every client of a graph.
 
-    An upload alone carries 2 S + eta^2 for S = kappa sigma_k^2, so its marginal epsilon says what eta^2 is. The sum
-    carries m eta^2, and what dropouts leave; the joint view is the inverse of the covariance matrix.
+    An upload alone carries 2 S + eta^2 for S = kappa sigma_k^2, so its marginal epsilon says what eta^2 is; where
+    records are hidden, tau^2 does. The sum carries m eta^2, and what dropouts leave; the joint view is the inverse of
+    the covariance matrix.
     """
     cell, promise = run.cell, run.round()
     yield from _participations_said(run)
-    if isinstance(promise, RecordRound):
-        alone = (promise.sensitivity / run.facts["mu_marginal"]) ** 2
-    elif cell.epsilon_marginal is None:
+    if cell.epsilon_marginal is None and not isinstance(promise, RecordRound):
         yield "epsilon", "an upload alone is hidden by its shares; no epsilon is stated for that"
         return
-    else:
-        alone = promise.variance_for(cell.epsilon_marginal, promise.delta)
     facts, variant = run.facts, VARIANTS[cell.labels.get("variant", "none")]
     noise = run.round(facts["gaussian_delta"])
     own, size, strength = noise.own_variance, noise.size, facts["kappa"] * noise.own_variance
-    residual = alone - 2.0 * strength
+    if cell.epsilon_marginal is not None:
+        residual = promise.variance_for(cell.epsilon_marginal, promise.delta) - 2.0 * strength
+    else:  # Slots are composed to a thousandth, of which a small difference of large variances leaves nothing.
+        residual = facts["tau2"] * strength
+        alone = (promise.sensitivity / facts["mu_marginal"]) ** 2
+        if not math.isclose(alone, 2.0 * strength + residual, rel_tol=CLOSE):
+            yield (
+                "noise",
+                f"an upload alone carries {alone:.5g}, by its shares {2.0 * strength + residual:.5g}",
+            )
     if not 0.0 < residual < 2.0 * own:
         yield (
             "epsilon",

@@ -23,12 +23,14 @@ ROOT = Path(__file__).parents[2]
 BEYOND, HUNDRED = "beyond/mnist-iid-client-1000-of-6000", "beyond/mnist-iid-client-100-of-1000"
 TUNING, OTHER = "tuning/mnist-iid-client-1000-of-6000", "beyond/cifar10-iid-client-30-of-300"
 PANEL, SWEEP, LEAKS = "figure-3/mnist-mlp-iid", "sweep/mnist-mlp-iid", "figure-4/mnist-7"
+IN_SILOS = "silos/mnist-non-iid-record-10-silos"
 PAGE, TABLES = "docs/concepts/paper.md", "results/paper/tables.md"
 RUN = "none/niss-planned/epsilon=3/seed-1"
 CENTRAL = "none/central-dp/epsilon=3/seed-1"
 LOCAL = "none/dp-fedavg/epsilon=3/seed-1"
 TOLERATED, COLLUDED = (RUN.replace("none", one) for one in ("tolerate", "collusion"))
 X_0, X_1, LEAK = "nbafl/X=0/seed-1", "nbafl/X=1/seed-1", "nbafl/niss/seed-1"
+RECORD, CURATOR = (f"none/{one}/epsilon=2.93/seed-1" for one in ("niss-planned", "central-dp"))
 TRIAL = "central-dp/epsilon=3/clip=0.5/rate=0.1/hidden=32"
 
 Content = dict[str, Any]
@@ -130,6 +132,10 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "a round cut off": ("accuracy", BEYOND, lambda c: cell(c, LOCAL)["curve"].pop(3)),
     "rounds overstated": ("accuracy", BEYOND, changed(LOCAL, "rounds", to(60))),
     "trial's accuracy raised": ("accuracy", TUNING, changed(TRIAL, "accuracy", plus(0.05))),
+    "less noise, silos": ("noise", IN_SILOS, changed(RECORD, "aggregate_variance", times(0.97))),
+    "less noise, curator": ("noise", IN_SILOS, changed(CURATOR, "aggregate_variance", times(0.9))),
+    "a larger batch": ("settings", IN_SILOS, based("batch", 0.2)),
+    "epsilon of a record lowered": ("epsilon", IN_SILOS, changed(CURATOR, "epsilon_joint", to(2.0))),
     "epsilon lowered": ("epsilon", BEYOND, changed(CENTRAL, "epsilon_joint", to(2.0))),
     "epsilon of shared noise lowered": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", to(2.8))),
     "epsilon above the promise": ("epsilon", BEYOND, changed(RUN, "epsilon_joint", to(3.01))),
@@ -211,7 +217,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, frozenset[Fault
     """The results that mutations are made in, with the searches behind them; and what they lack of all results."""
     folder = tmp_path_factory.mktemp("few")
     wanted = {file for _, file, _ in IN_FILES.values()}
-    for file in wanted | {file.replace("beyond/", "tuning/") for file in wanted}:
+    for file in wanted | {f"tuning/{Path(file).name}" for file in wanted}:
         if (source := ROOT / "results" / "paper" / f"{file}.json").exists():
             (folder / file).parent.mkdir(exist_ok=True)
             shutil.copy(source, folder / f"{file}.json")
