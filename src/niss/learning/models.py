@@ -35,10 +35,7 @@ _POSITIONS = 0.1
 
 
 class Mlp(nn.Module):
-    """Flatten, then linear layers of the `hidden` widths with ReLU between, then a linear output.
-
-    `inputs` is the number of values in a sample; without `hidden` this is logistic regression.
-    """
+    """Linear layers of the `hidden` widths with ReLU between, and a linear output, of samples with so many `inputs`."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -61,11 +58,11 @@ class Cnn(nn.Module):
 
     relu  5x5 kernels (32 and 64 channels, 'same' padding), each followed by a 2x2 max-pool; a hidden layer of 512:
           1,663,370 parameters for 1x28x28 images and 10 classes, as McMahan et al. (2017) report
-    tanh  8x8 and 4x4 kernels with a stride of 2 (16 and 32 channels), each followed by a 2x2 max-pool with a stride
-          of 1; a hidden layer of 32: 26,010 parameters. Photographs get three pairs of 3x3 kernels (32, 64 and 128
-          channels), each pair followed by a 2x2 mean-pool, and a hidden layer of 128: 550,570 parameters for 3x32x32.
-          Bounded activations keep the gradients of single records short, so that clipping costs little: both are
-          those of Papernot et al. 2021, "Tempered Sigmoid Activations" (2007.14191)
+    tanh  those of Papernot et al. 2021, "Tempered Sigmoid Activations" (2007.14191): bounded activations keep the
+          gradients of single records short, so that clipping costs little. Grey images: 8x8 and 4x4 kernels with a
+          stride of 2 (16 and 32 channels), each followed by a 2x2 max-pool with a stride of 1; a hidden layer of 32:
+          26,010 parameters. Others: three pairs of 3x3 kernels (32, 64, 128 channels), each followed by a 2x2
+          mean-pool; a hidden layer of 128: 550,570 for 3x32x32
     """
 
     def __init__(
@@ -74,13 +71,12 @@ class Cnn(nn.Module):
         super().__init__()
         channels, height, width = image_shape
         if activation == "tanh" and channels > 1:
-            pairs, before = nn.Sequential(), channels
-            for size in (32, 64, 128):
-                pairs.extend([nn.Conv2d(before, size, 3, padding=1), nn.Tanh()])
-                pairs.extend([nn.Conv2d(size, size, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)])
-                before = size
+            pairs: list[nn.Module] = []
+            for before, size in ((channels, 32), (32, 64), (64, 128)):
+                pairs += [nn.Conv2d(before, size, 3, padding=1), nn.Tanh()]
+                pairs += [nn.Conv2d(size, size, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)]
             hidden = nn.Linear(128 * (height // 8) * (width // 8), 128)
-            self.layers = pairs.extend([nn.Flatten(), hidden, nn.Tanh(), nn.Linear(128, classes)])
+            self.layers = nn.Sequential(*pairs, nn.Flatten(), hidden, nn.Tanh(), nn.Linear(128, classes))
             return
         if activation == "tanh":
             left = [((side - 2) // 2 - 4) // 2 for side in (height, width)]
@@ -400,10 +396,7 @@ def _transformer(samples: TokenSamples, classes: int, width: int, layers: int, h
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a model is made, from which samples, and the sizes it has a use for, with their defaults.
-
-    `build` gets samples, classes and the sizes by name.
-    """
+    """How a model is made of samples, classes and sizes by name; from which samples, and the defaults of its sizes."""
 
     build: Callable[..., nn.Module]
     takes: type[Samples]
@@ -484,8 +477,6 @@ def build_model(
       heads      transformer: attention heads, a divisor of the width (4)
       embedding  gru, lstm: numbers that stand for a token (16)
       activation cnn: relu, or tanh for the smaller network that suits clipped gradients (relu)
-
-    Raises `ConfigError` as `check_model` does.
     """
     check_model(name, samples, **sizes)
     require_whole(classes, field="classes", at_least=2)
