@@ -167,7 +167,7 @@ def common_settings(config: Config) -> dict[str, Any]:
     # What earlier results do not have had its default there.
     later = {
         name: getattr(TrainingConfig(), name)
-        for name in ("server_rate", "server_rate_schedule", "server_optimizer")
+        for name in ("server_rate", "server_rate_schedule", "server_optimizer", "late")
     }
     values["training"] = {
         name: value

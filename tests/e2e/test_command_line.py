@@ -190,8 +190,8 @@ def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
     assert (plan["run"]["separation"], plan["plan"]["participations"], plan["rounds"]) == (5, 8, 40)
     assert plan["run"]["noise"]["colluders"] == 5
     assert (plan["dropout"], plan["plan"]["mode"], plan["plan"]["pattern"]) == (0.02, "repair", "any")
-    for name in ("to_central", "to_central_final", "to_best"):
-        assert f"{plan['ratio_' + name]:.3g} x" in text.stdout
+    for name in ("aggregate_variance_ratio_to_central", "ratio_to_central_final", "ratio_to_best"):
+        assert f"{plan[name]:.3g} x" in text.stdout
     assert f"{plan['plan']['carried_to_residual']:.3g}" in text.stdout
     words = " ".join(text.stdout.split())
     for part in ("over all 40 rounds", "at least so many rounds", "5 static colluders of 50", "Adam"):

@@ -18,11 +18,11 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-def simulated(folder: Path, app: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The report of a run of the app with six clients that Flower simulates."""
+def simulated(folder: Path, app: Path, wanted: dict[str, Any], nodes: int = 6) -> dict[str, Any]:
+    """The report of a run of the app with so many clients that Flower simulates."""
     from niss.local.deployment import Deployment, Settings
 
-    settings = Settings(nodes=6, tls=False, tracker=False, pinned=False, simulated=True)
+    settings = Settings(nodes=nodes, tls=False, tracker=False, pinned=False, simulated=True)
     with Deployment(folder, settings) as federation:
         run, end = federation.submit(app, wanted), time.monotonic() + 300.0
         while not federation.status(run).startswith("finished"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from examples.test_flower_app import finished_report, needs_ray
+from examples.test_flower_app import needs_ray, simulated
 from flower.grid import FakeGrid
 from niss.cli.up import app_settings
 
@@ -104,10 +104,6 @@ def test_settings_are_those_of_records(app: str) -> None:
 @needs_ray
 @pytest.mark.slow
 def test_two_rounds_in_simulation(app: str, tmp_path: Path) -> None:
-    from niss.local.deployment import Deployment, Settings
-
-    settings = Settings(nodes=SILOS, tls=False, tracker=False, pinned=False, simulated=True)
-    with Deployment(tmp_path, settings) as federation:
-        report = finished_report(federation, federation.submit(EXAMPLES / app, {"rounds": 2}))
+    report = simulated(tmp_path, EXAMPLES / app, {"rounds": 2}, SILOS)
     assert [one["survivors"] for one in report["rounds"]] == [SILOS] * 2
     assert "one record" in report["statement"]["words"]

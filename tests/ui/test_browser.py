@@ -61,7 +61,8 @@ def check_printed(tab: Tab, least: int, line: str) -> None:
     """What the page shows, `least` numbers and more, is what the command prints; its Python has this line."""
     printed = cli_plan(tab.page.inner_text("#command"))
     assert len(shown(tab)) >= least
-    assert shown(tab) == {key: printed[key] for key in shown(tab)}
+    numbers = printed["plan"] | printed
+    assert shown(tab) == {key: numbers[key] for key in shown(tab)}
     assert json.loads(tab.page.text_content("#json")) == printed
     assert line in tab.page.inner_text("#python")
 

@@ -216,6 +216,7 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> Forecast:
     return Forecast(
         plan=plan,
         participants=size,
+        clients=question.clients,
         sigma=sigma,
         tau2=tau2,
         epsilon_joint=None if promised is None else _epsilon_of(plan, promised, plan.gaussian_delta),

@@ -168,8 +168,8 @@ function show({ plan, html, command, python, run_command: run }) {
   byId("answer").hidden = false;
   byId("answer").classList.remove("stale");
   byId("status").textContent = byId("status-words").textContent;
-  controls.kappa.suggest(plan.kappa);
-  if (!plan.carry) controls.neighbours.suggest(plan.neighbours);
+  controls.kappa.suggest(plan.plan.kappa);
+  if (!plan.carry) controls.neighbours.suggest(plan.plan.neighbours);
   byId("runnable").hidden = run === null;
   byId("not-runnable").hidden = run !== null;
   runCommand = run ?? "";
