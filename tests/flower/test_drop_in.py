@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import PrivacySpent
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from flower.grid import FIRST, PRIVATE, FakeGrid, make_app, play, survivors, values
+from flower.grid import (
+    FIRST,
+    PRIVATE,
+    WITHOUT_NOISE,
+    FakeGrid,
+    global_model,
+    make_app,
+    play,
+    survivors,
+    values,
+)
 from niss.accounting import Plan
 from niss.errors import ConfigError, PrivacyError
 from niss.flower import NissMod, NissStrategy, niss_mod
@@ -60,6 +71,35 @@ def test_the_noise_is_there_and_as_large_as_reported():
     assert strategy.rounds[0].noise.variance ** 0.5 == pytest.approx(seen, rel=0.1)
     spent = float(PRIVATE.round_mu(np.zeros(1, dtype=np.int64))[0])
     assert strategy.statement.clients[0].mu_joint == pytest.approx(spent, rel=0.05)
+
+
+def test_what_was_spent_has_the_shape_of_flowers_own_accountant():
+    """Code written for Flower's strategies with an accountant reads these fields after each round."""
+    seen = []
+
+    class Watching(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            seen.append(strategy.privacy_spent())
+            return super().aggregate_train(server_round, replies)
+
+    strategy = NissStrategy(Watching(fraction_evaluate=0.0), plan=PRIVATE)
+    before = strategy.privacy_spent()
+    assert isinstance(before, PrivacySpent)
+    assert (before.epsilon, before.delta, before.num_releases) == (0.0, PRIVATE.delta, 0)
+    strategy.start(FakeGrid(), global_model(), num_rounds=3, timeout=1)
+    assert [spent.num_releases for spent in seen] == [1, 2, 3]
+    assert 0.0 < seen[0].epsilon < seen[1].epsilon < seen[2].epsilon <= PRIVATE.epsilon
+    after = strategy.privacy_spent()
+    assert after == seen[2]
+    assert (after.epsilon, after.delta) == (strategy.statement.epsilon_joint, strategy.statement.delta)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_where_nothing_is_promised_nothing_is_said_to_be_spent(after):
+    strategy = NissStrategy(FedAvg(fraction_evaluate=0.0), plan=WITHOUT_NOISE)
+    if after:
+        strategy.start(FakeGrid(), global_model(), num_rounds=1, timeout=1)
+    assert strategy.privacy_spent() is None
 
 
 @pytest.mark.parametrize(

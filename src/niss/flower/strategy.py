@@ -27,7 +27,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, PrivacySpent
 from flwr.serverapp.strategy import Result, Strategy
 
 from niss.accounting import Plan, Statement
@@ -83,6 +83,7 @@ from niss.tracker.coordinator import Tracked
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
+ACCOUNTING = "niss-gaussian-joint-view"
 
 
 class _SpentError(Exception):
@@ -293,6 +294,20 @@ class NissStrategy(Strategy):
     def statement(self) -> Statement:
         """What the run has promised so far, against whom, and what happened on the way."""
         return self.session.books.statement
+
+    def privacy_spent(self) -> PrivacySpent | None:
+        """What has been spent so far, in the shape of Flower's own accountants; None: the plan promises nothing.
+
+        epsilon and delta are those of `statement`, of the worst-off client in the joint view; releases are the rounds
+        that were charged. `statement` says more: for whom, against whom, and under which assumptions.
+        """
+        if self._begun is None or not self._begun.books.charges:
+            return PrivacySpent(0.0, self.plan.delta, 0, ACCOUNTING) if self.plan.calibrated else None
+        statement = self.statement
+        if statement.epsilon_joint is None:
+            return None
+        charged = len(self._begun.books.charges)
+        return PrivacySpent(statement.epsilon_joint, statement.delta, charged, ACCOUNTING)
 
     @property
     def rounds(self) -> list[RoundRecord]:
