@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from deploy.dockerfile import lineage, stages
+from niss.local import Processes, Started
 from niss.local.deployment import free_port, make_certificates, make_node_key
-from niss.local.processes import Processes, Started
 from niss.protocol import Identity, create_keyfile
 
 pytestmark = pytest.mark.slow

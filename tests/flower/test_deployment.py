@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from niss.accounting import LedgerFile
+from niss.local import Processes, marked
 from niss.local.deployment import Deployment, Settings, make_node_key
-from niss.local.processes import Processes, marked
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent

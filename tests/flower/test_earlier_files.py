@@ -15,8 +15,10 @@ from flower.test_own_books import played
 from niss.accounting import LedgerFile
 from niss.accounting.ledger_file import seal
 from niss.errors import ConfigError, LocalProtocolError, NissError, PrivacyError, RunFolderError
-from niss.flower.state import ContextStore, FolderStore, ServerFolder
+from niss.flower.mod import ContextStore
+from niss.flower.state import ServerFolder
 from niss.protocol import load_identity
+from niss.session.store import FolderStore
 from niss.tracker.databases import SqliteStore
 
 

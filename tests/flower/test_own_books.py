@@ -18,11 +18,11 @@ from niss.accounting import Charge
 from niss.cli import app
 from niss.errors import PrivacyError
 from niss.flower import Limits
-from niss.flower.state import ContextStore, FolderStore
+from niss.flower.mod import ContextStore
 from niss.mechanism import Slots
 from niss.protocol.messages import Upload
 from niss.session.limits import Budget, Ceiling
-from niss.session.store import Store
+from niss.session.store import FolderStore, Store
 
 GENEROUS = Budget(100.0, 1e-5, 1e-6)
 

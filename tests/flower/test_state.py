@@ -12,11 +12,11 @@ from flower.grid import FIRST, NODES, ODD, PLAN, FakeGrid, body_of, start
 from flower.test_own_books import played
 from niss.accounting import Charge
 from niss.errors import LocalProtocolError, PrivacyError
-from niss.flower.state import ContextStore, FolderStore
+from niss.flower.mod import ContextStore
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.messages import decode
 from niss.session.limits import Budget
-from niss.session.store import ClientState
+from niss.session.store import ClientState, FolderStore
 
 NOT_ALLOWED = "this client's own limits or its ledger do not allow it"
 

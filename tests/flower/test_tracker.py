@@ -17,9 +17,9 @@ from flower.grid import FakeGrid, global_model, perhaps_without_a_round, with_bo
 from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import Limits, NissStrategy
-from niss.flower.state import open_store
+from niss.flower.mod import open_store
+from niss.local import Processes, Started
 from niss.local.deployment import free_port
-from niss.local.processes import Processes, Started
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
 from niss.session.proposal import read_proposal

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from niss.cli import app, up
 from niss.errors import ConfigError, NissError
+from niss.local import OWNER, Processes, marked
 from niss.local.deployment import Deployment, Settings, make_certificates, make_node_key
-from niss.local.processes import OWNER, Processes, marked
 
 REPORT = {
     "rounds": [{"round": 1, "survivors": 2, "skipped": None, "lost": {"7": "no answer in time"}}],
@@ -198,7 +198,7 @@ def test_a_killed_owner_leaves_neither_processes_nor_its_folder(tmp_path):
     scratch = tmp_path / "scratch"
     owner = (
         "import os, pathlib, sys, time\n"
-        "from niss.local.processes import Processes\n"
+        "from niss.local import Processes\n"
         f"scratch = pathlib.Path({str(scratch)!r})\n"
         "scratch.mkdir()\n"
         "with Processes(scratch, os.environ, scratch=scratch) as processes:\n"

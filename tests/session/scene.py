@@ -16,11 +16,11 @@ from niss.accounting import Plan
 from niss.accounting.assumed import fewest_participants
 from niss.protocol import Identity, RoundOpen, decode, rounds_answered
 from niss.runs import RoundRecord
+from niss.session import Parties
 from niss.session.books import RunState
 from niss.session.limits import Limits
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.session.node import Training
-from niss.session.parties import Parties
 from niss.session.ports import NO_REPLY, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup
 from niss.session.server import Session, drive

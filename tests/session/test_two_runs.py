@@ -25,8 +25,8 @@ from niss.protocol import (
 )
 from niss.protocol.agreement import commitment_of
 from niss.protocol.keys import _signed_link
+from niss.session import HERE
 from niss.session.limits import Budget
-from niss.session.parties import HERE
 from niss.session.ports import Relay, Reply, Request, Stage
 from niss.session.store import ClientState, JoinedRun
 from session.scene import COORDINATES, Scene

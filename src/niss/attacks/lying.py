@@ -30,8 +30,8 @@ from niss.protocol.curve import SecretBytes
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, SimStream
 from niss.records import Records
+from niss.session import together
 from niss.session.node import Training
-from niss.session.parties import together
 from niss.session.ports import Request, Stage
 from niss.session.proposal import Setup
 from niss.session.server import drive

@@ -27,12 +27,11 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from niss.accounting import Plan, outlook
-from niss.accounting.assumed import fewest_participants, most_dropped
+from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import USE_THE_MOD, fewest_nodes
 from niss.methods import METHODS
 from niss.protocol import LINKS_PER_ROUND
-from niss.runs import RoundRecord
 from niss.session.metrics import NoisyMetrics
 from niss.session.proposal import MOST_ROUNDS
 from niss.session.server import Session
@@ -45,10 +44,6 @@ _ATTEMPTS = 3
 _CHAINS = 4
 # Stronger shares would take a tenth off the variance that stays, and one who does not come would leave far more.
 _KAPPA = 4.0
-# Deviations of noise from which on blanks are said to be there: in one round of 30,000 without any.
-_SURELY = 4.0
-# And the least part of the uploads that is worth a warning, where a plan has no noise.
-_FEW = 0.01
 NO_EVALUATION = (
     "no node evaluates, since `evaluate` at weights of the server's choice gives updates away. For an accuracy: "
     "evaluate_fn on public data at the server; `metrics=` of NissStrategy and NissMod, inside the uploads; or "
@@ -322,39 +317,6 @@ def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) ->
             "niss: a round needs %d participants, but the wrapped strategy begins with fewer nodes, and rounds are "
             "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
             *(participants, participants, participants),
-        )
-
-
-def warn_of_losses(plan: Plan, record: RoundRecord) -> None:
-    """Warn of a round that lost more uploads than its plan allows for."""
-    if plan.mode == "repair":
-        expected = plan.assumed(record.participants).dropped
-    else:
-        expected = most_dropped(record.participants, plan.dropout, plan.delta)
-    if len(record.lost) > expected:
-        LOG.warning(
-            "niss: round %d lost %d of %d uploads, and the plan (%s, dropout %g) allows for %d%s. A larger dropout, or "
-            "mode 'repair', makes room for such rounds",
-            *(record.round, len(record.lost), record.participants, plan.mode, plan.dropout, expected),
-            "" if record.exact else ": noise of the lost stays in the sum",
-        )
-
-
-def warn_of_blanks(session: Session, record: RoundRecord) -> None:
-    """Say how many blanks were counted, and warn once their number, over all rounds so far, is more than noise."""
-    blanks = session.books.blanks
-    if record.blanks is None or blanks is None:
-        return
-    LOG.info(
-        "niss: about %.1f of %d uploads were blanks (noise of %.1f)",
-        *(max(record.blanks, 0.0), record.survivors, record.blanks_deviation),
-    )
-    part, noise = blanks
-    if part > max(_SURELY * noise, _FEW):
-        LOG.warning(
-            "niss: about %.0f %% of the uploads so far were blanks (noise of %.0f %%): %s. Nodes' own logs say why",
-            *(100.0 * part, 100.0 * noise),
-            "most apps fail or are late" if part > 0.5 else "apps fail, or are late",
         )
 
 

@@ -26,28 +26,33 @@ from __future__ import annotations
 import contextvars
 import copy
 import logging
+import math
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from typing import TypeVar, cast
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
+from niss.accounting import Ledger
 from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
-from niss.flower.state import open_store
-from niss.flower.transport import FloatArray, Model, records_of, take_request, to_content
-from niss.mechanism import l2_norm
+from niss.files import locked_folder
+from niss.flower.transport import RECORD, FloatArray, Model, records_of, take_request, to_content
+from niss.mechanism import Slots, l2_norm
+from niss.protocol import Identity
 from niss.records import Records
 from niss.redaction import printable
-from niss.session.limits import Limits
+from niss.session.limits import Budget, Limits
 from niss.session.metrics import NoisyMetrics
 from niss.session.node import Node, Training, shown
 from niss.session.ports import Reply, Request, Stage
+from niss.session.store import START_ANEW, ClientState, FolderStore, MemoryStore, Store, make_folder
 from niss.tracker.coordinator import NodesTracker
 
 # Flower's own logger, so that its settings decide what is shown.
@@ -59,6 +64,7 @@ _DOORS = ("evaluate", "query")
 """What may be opened; `train` never is, and message types of Flower's past are not known to any app that has a mod."""
 _ONLY_ROUNDS = "this client answers NISS rounds only"
 _OUT_OF_ORDER = "this node cannot answer; its own log says why"
+_CONTEXT = {"identity", "notes", "joint", "marginal", "charges", "failures", "slots", "budget", "unit"}
 Made = TypeVar("Made")
 
 
@@ -273,6 +279,79 @@ def _within(seconds: float | None, work: Iterator[Made]) -> Iterator[Made]:
         over.set()
         with suppress(queue.Empty):
             made.get_nowait()
+
+
+class ContextStore(MemoryStore):
+    """Keeps everything in the Context of a run, as one record: all there is in a simulation, and gone with the run.
+
+    In a deployment Flower saves it only after the reply has left: a crash in between brings back an old one, against
+    which each reply carries a step. A node with a folder of its own (`niss-state`) does not depend on it.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(os.urandom)
+        self._context = context
+        record: Any = context.state.config_records.get(RECORD)
+        if record is None:
+            return
+        if missing := _CONTEXT - record.keys():
+            raise LocalProtocolError(
+                f"this client's Context has no {min(missing)!r}: another version of niss wrote it",
+                hint=START_ANEW,
+            )
+        self.identity = Identity(record["identity"])
+        self.state = ClientState.from_bytes(record["notes"])
+        self.charged = Ledger(*(np.array([record[name]]) for name in ("joint", "marginal", "charges")))
+        self.charged.slots = {0: _slots(record["slots"])}
+        if record["budget"]:
+            delta, failing, *most = record["budget"]
+            unit, dataset = record["unit"]
+            whole = _slots(most) if len(most) > 1 else most[0]
+            self.budget = Budget(whole, delta, failing, unit=unit, dataset=dataset)
+        self.failures = float(record["failures"])
+
+    def save(self) -> None:
+        super().save()
+        first = self.budget or Budget(math.inf, 0.0, 0.0)
+        most = _flat(first.most) if isinstance(first.most, Slots) else [first.most]
+        self._context.state[RECORD] = ConfigRecord(
+            {
+                "identity": bytes(self.identity.secret_bytes()),
+                "notes": bytes(self.state.to_bytes()),
+                "joint": float(self.charged.joint_squared[0]),
+                "marginal": float(self.charged.marginal_squared[0]),
+                "charges": int(self.charged.participations[0]),
+                "failures": self.failures,
+                "slots": _flat(self.charged.slots.get(0, Slots())),
+                "budget": [] if self.budget is None else [first.delta, first.delta_failure, *most],
+                "unit": [first.unit, first.dataset],
+            }
+        )
+
+
+def _flat(slots: Slots) -> list[float]:
+    """Slots as Flower's Context holds them: q, z and how many, one after the other."""
+    return [float(value) for one in slots.rounds for value in one]
+
+
+def _slots(flat: list[float]) -> Slots:
+    return Slots.of(
+        *((q, z, int(count)) for q, z, count in zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+    )
+
+
+@contextmanager
+def open_store(context: Context, folder: Path | None) -> Iterator[Store]:
+    """The store in `folder`, while no other process uses it, or in the Context where there is no folder.
+
+    A folder that does not exist is made, for its owner alone.
+    """
+    if folder is None:
+        yield ContextStore(context)
+        return
+    make_folder(folder, "niss-state")
+    with locked_folder(folder):
+        yield FolderStore(folder)
 
 
 def _model_of(request: Request, content: RecordDict) -> Model | None:

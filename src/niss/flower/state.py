@@ -1,26 +1,5 @@
-"""Where both sides keep what must not be forgotten: a client between messages, a server from round to round.
+"""Where a server keeps a run from round to round, so that it goes on after the ServerApp or the SuperLink was killed.
 
-**Client.** Its identity, the protocol's memory, what it agreed to, what it spent. Flower gives a ClientApp one durable
-thing, the Context of a run, and in a deployment saves it only after the reply has left: a crash in between brings back
-an old Context. A node that has a folder of its own (`niss-state`) does not depend on the Context. There everything is
-on disk before anything is sent, and one budget holds for all runs together:
-
-    identity.key   the identity, as `niss keys new` makes it; made at first use where there is none
-    notes          the `ClientState`: protocol memory with its one-time keys, and what was agreed to; mode 0600
-    ledger.jsonl   what was spent, in every run, against one budget; mode 0600
-    limits.json    the owner's limit when a run was last answered, for `niss account`; nothing rests on it
-
-The folder has mode 0700. Notes and ledger name each other: the notes say what the head of the ledger was, each charge
-how often the notes had been written. A ledger that is gone or was cut, and notes that were put back to before a charge,
-are noticed and refused. Nothing here notices a copy of the whole folder; against that each reply carries a step.
-
-A folder, and its ledger, is of one unit and one dataset: a run that hides records is refused where whole clients were
-charged, and the other way round.
-
-A Context has one record, `niss`, with the identity, the same `notes`, the budget, the sums of mu^2 in the joint and the
-marginal view, the slots that were taken, the number of charges, and what their grids cost in delta.
-
-**Server.** The run, so that it goes on after the ServerApp or the SuperLink was killed.
 `ServerFolder` is a folder for the server alone (mode 0700, its files 0600):
 
     state.json   the run: proposal, members, what is held against them, the account, metrics, and which rounds are done;
@@ -41,38 +20,27 @@ from __future__ import annotations
 import io
 import json
 import logging
-import math
 import os
-import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from niss.accounting import Charge, ChargeableLedger, Ledger, LedgerFile, LedgerHeader
-from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RunFolderError
-from niss.files import LEDGER, LIMITS, PRIVATE, lock_file, locked_folder, read_private, write_atomically
-from niss.mechanism import Slots
-from niss.protocol import Identity, SecretBytes, create_keyfile, load_identity
+from niss.errors import ConfigError, RunFolderError
+from niss.files import lock_file, read_private, write_atomically
+from niss.protocol import Identity, SecretBytes, load_identity
 from niss.session.books import RunState
-from niss.session.limits import Budget, Spent
 from niss.session.proposal import IN_HEX
-from niss.session.store import SELF, ClientState, MemoryStore, Store
+from niss.session.store import make_folder, require_private
 from niss.settings import check_json, to_values
 
 LOG = logging.getLogger("flwr")
-RECORD = "niss"
-OWN_KEY, NOTES = "identity.key", "notes"
-_START_ANEW = (
-    "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
-)
-_CONTEXT = {"identity", "notes", "joint", "marginal", "charges", "failures", "slots", "budget", "unit"}
 _STATE = "state.json"
 _DAMAGED = "restore the folder from a copy, or start a new run in a new one"
 # What Flower's strategies that average carry from round to round: FedAdam, FedYogi and FedAdagrad, and FedAvgM.
@@ -82,237 +50,6 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Named = dict[str, NDArray[Any]]
 MetricsByRound = dict[str, dict[int, MetricRecord]]
 """By kind (`train`, `evaluate`, `server`) and round."""
-
-
-class ContextStore(MemoryStore):
-    """Keeps everything in the Context of a run: all there is in a simulation, and gone with the run."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(os.urandom)
-        self._context = context
-        record: Any = context.state.config_records.get(RECORD)
-        if record is None:
-            return
-        if missing := _CONTEXT - record.keys():
-            raise LocalProtocolError(
-                f"this client's Context has no {min(missing)!r}: another version of niss wrote it",
-                hint=_START_ANEW,
-            )
-        self.identity = Identity(record["identity"])
-        self.state = ClientState.from_bytes(record["notes"])
-        self.charged = Ledger(*(np.array([record[name]]) for name in ("joint", "marginal", "charges")))
-        self.charged.slots = {0: _slots(record["slots"])}
-        if record["budget"]:
-            delta, failing, *most = record["budget"]
-            unit, dataset = record["unit"]
-            whole = _slots(most) if len(most) > 1 else most[0]
-            self.budget = Budget(whole, delta, failing, unit=unit, dataset=dataset)
-        self.failures = float(record["failures"])
-
-    def save(self) -> None:
-        super().save()
-        first = self.budget or Budget(math.inf, 0.0, 0.0)
-        most = _flat(first.most) if isinstance(first.most, Slots) else [first.most]
-        self._context.state[RECORD] = ConfigRecord(
-            {
-                "identity": bytes(self.identity.secret_bytes()),
-                "notes": bytes(self.state.to_bytes()),
-                "joint": float(self.charged.joint_squared[0]),
-                "marginal": float(self.charged.marginal_squared[0]),
-                "charges": int(self.charged.participations[0]),
-                "failures": self.failures,
-                "slots": _flat(self.charged.slots.get(0, Slots())),
-                "budget": [] if self.budget is None else [first.delta, first.delta_failure, *most],
-                "unit": [first.unit, first.dataset],
-            }
-        )
-
-
-class FolderStore(Store):
-    """Keeps everything in a folder of the node; `open_store` locks it for one process at a time.
-
-    Raises `PrivacyError` for a folder in which something is missing or older than the rest, or that others can enter:
-    a client without its memory could answer a round twice, one without its ledger overspend.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._ledger = folder, folder / LEDGER
-        _require_private(folder, "700")
-        key = folder / OWN_KEY
-        if not key.exists():
-            if (folder / NOTES).exists() or self._ledger.exists():
-                raise PrivacyError(
-                    f"{folder} has been used before but has no identity",
-                    hint="restore its key file, or use a new folder",
-                )
-            create_keyfile(key, Identity.generate(os.urandom))
-        self.identity = load_identity(key)
-        try:
-            saved = SecretBytes(read_private(folder / NOTES, follow_links=True))
-            self.state = ClientState.from_bytes(saved)
-        except FileNotFoundError:
-            self.state = ClientState()
-        if self._ledger.exists():
-            self._check_ledger()
-        elif self.state.ledger is not None:
-            raise PrivacyError(f"{folder} has lost its ledger, the file {LEDGER!r}", hint=_START_ANEW)
-
-    def _check_ledger(self) -> None:
-        """Ledger and notes must name each other."""
-        if not self.state.saves:
-            raise PrivacyError(
-                f"{self._folder} has a ledger but has lost its memory, the file {NOTES!r}", hint=_START_ANEW
-            )
-        if self.state.ledger is None and not stat.S_IMODE(self._ledger.stat().st_mode) & 0o022:
-            # Made, and not yet closed to those who could not enter the folder either, when this client was killed.
-            self._ledger.chmod(PRIVATE)
-        _require_private(self._ledger, "600")
-        ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
-        paid = all(
-            SELF in entry.charges and entry.charges[SELF].grid_delta is not None for entry in ledger.entries
-        )
-        if not paid or any("notes" not in entry.basis for entry in ledger.entries):
-            raise PrivacyError(
-                f"{self._ledger} has charges that this version of niss did not write", hint=_START_ANEW
-            )
-        if self.state.saves < max((int(entry.basis["notes"]) for entry in ledger.entries), default=0):
-            raise PrivacyError(
-                f"the file {NOTES!r} in {self._folder} is older than the last charge of its ledger",
-                hint=_START_ANEW,
-            )
-
-    def save(self) -> None:
-        self.state.saves += 1
-        path = self._folder / NOTES
-        write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{NOTES}.new")
-
-    def spent(self, budget: Budget) -> Spent:
-        self._note_limits(budget)
-        if not self._ledger.exists():
-            return Spent(Slots() if budget.unit == "record" else 0.0, self.state.failures, budget)
-        return self.spent_by(LedgerFile.read(self._ledger))
-
-    def spent_by(self, ledger: LedgerFile) -> Spent:
-        """`spent`, of a ledger that is open."""
-        header, most = ledger.header, ledger.budget(SELF)
-        first = Budget(
-            math.inf if most is None else most,
-            header.delta,
-            header.delta_failure,
-            unit=header.unit,
-            dataset=header.dataset,
-        )
-        grids = math.fsum(entry.charges[SELF].grid_delta or 0.0 for entry in ledger.entries)
-        return Spent(ledger.spent(SELF), grids + self.state.failures, first)
-
-    def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
-        self._note_limits(budget)
-        return _FolderLedger(self, self._ledger, run, relation, budget)
-
-    def _note_limits(self, budget: Budget) -> None:
-        limits = {} if budget.ceiling is None else {**asdict(budget.ceiling), "failures": self.state.failures}
-        path, text = self._folder / LIMITS, (json.dumps(limits) + "\n").encode()
-        if not path.exists() or path.read_bytes() != text:
-            write_atomically(path, text)
-
-
-@dataclass(frozen=True)
-class _FolderLedger:
-    """One ledger file for all runs: rounds are numbered as they come, and the basis says which run they were of."""
-
-    store: FolderStore
-    path: Path
-    run: str
-    relation: str
-    budget: Budget
-
-    def charge(
-        self, round: int, attempt: int, charges: Mapping[str, Charge], basis: Mapping[str, Any]
-    ) -> None:
-        state = self.store.state
-        with self._open() as ledger:
-            counted, this = ledger.header.relation, {"run": self.run, "round": round, "attempt": attempt}
-            if any(this.items() <= entry.basis.items() for entry in ledger.entries):
-                raise PrivacyError(f"round {round}, attempt {attempt}, of this run was charged before")
-            if counted == "zero-out" and self.relation != "zero-out":
-                # A round that hides more also hides this: its mu is for twice the distance.
-                basis = {**basis, "relation": self.relation}
-            elif counted != self.relation:
-                raise PrivacyError(
-                    f"this node's ledger counts {counted}, but the run hides only {self.relation}"
-                )
-            if self.budget.promises and ledger.budget(SELF) is None:
-                raise PrivacyError(
-                    f"{self.path} was started without a budget, so it can promise nothing",
-                    hint="use a new niss-state folder, with a new identity; what left before stays uncovered",
-                )
-            charge = self.store.spent_by(ledger).require_room(self.budget, charges[SELF])
-            basis = {**basis, **this, "notes": state.saves}
-            ledger.charge(len(ledger.entries), 0, {SELF: charge}, basis)
-            state.ledger = ledger.head
-        self.store.save()
-
-    def _open(self) -> LedgerFile:
-        """The node's ledger; the first run that charges it fixes budget and relation for all that follow."""
-        if self.path.exists():
-            return LedgerFile.open(self.path)
-        most = self.budget.most.rounds if isinstance(self.budget.most, Slots) else self.budget.most
-        ledger = LedgerFile.create(
-            self.path,
-            LedgerHeader(
-                run="all runs of this node",
-                budgets={SELF: most if self.budget.promises else None},
-                delta=self.budget.delta,
-                unit=self.budget.unit,
-                dataset=self.budget.dataset,
-                relation=self.relation,
-                delta_failure=self.budget.delta_failure,
-            ),
-        )
-        self.path.chmod(PRIVATE)  # Until now nobody else could reach it: the folder is private.
-        return ledger
-
-
-def _flat(slots: Slots) -> list[float]:
-    """Slots as Flower's Context holds them: q, z and how many, one after the other."""
-    return [float(value) for one in slots.rounds for value in one]
-
-
-def _slots(flat: list[float]) -> Slots:
-    return Slots.of(
-        *((q, z, int(count)) for q, z, count in zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-    )
-
-
-def _require_private(path: Path, wanted: str) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & 0o077:
-        raise PrivacyError(
-            f"others on this machine have rights to {path} (mode {mode:04o})", hint=f"chmod {wanted} {path}"
-        )
-
-
-def _make_folder(folder: Path, field: str) -> None:
-    """Make a folder that does not exist, for its owner alone."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(folder, os.O_RDONLY))  # As it is opened when it is locked.
-    except OSError as error:
-        raise ConfigError(f"cannot use {folder}: {error.strerror}", field=field) from None
-
-
-@contextmanager
-def open_store(context: Context, folder: Path | None) -> Iterator[Store]:
-    """The store in `folder`, while no other process uses it, or in the Context where there is no folder.
-
-    A folder that does not exist is made, for its owner alone.
-    """
-    if folder is None:
-        yield ContextStore(context)
-        return
-    _make_folder(folder, "niss-state")
-    with locked_folder(folder):
-        yield FolderStore(folder)
 
 
 @dataclass
@@ -345,8 +82,8 @@ class ServerFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.expanduser()
-        _make_folder(self._folder, "resume")
-        _require_private(self._folder, "700")
+        make_folder(self._folder, "resume")
+        require_private(self._folder, "700")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

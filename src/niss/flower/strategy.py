@@ -49,8 +49,6 @@ from niss.flower.given import (
     require_wrappable,
     say_outlook,
     strategy_options,
-    warn_of_blanks,
-    warn_of_losses,
     warn_of_strategy,
     weight_of,
 )
@@ -400,9 +398,7 @@ class NissStrategy(Strategy):
         session.take(uploads)
         drive(session, self._deliver)
         total, record = session.finish()
-        say_round(record)
-        warn_of_losses(self.plan, record)
-        warn_of_blanks(session, record)
+        say_round(record, self.plan, session.books.blanks)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self.inner.aggregate_train(number, results)

@@ -8,7 +8,8 @@ A model's arrays become one vector, and a vector arrays again, in `Model`. Only 
 part. Integers (the step counters of some layers) are not part of an update, since a single counter would use up the
 whole clip; they stay as the server sent them.
 
-What the wrapped strategy gets to see is here too: nodes that could take part, and metrics that clients let out.
+What the wrapped strategy gets to see is here too: nodes that could take part, and metrics that clients let out; and
+what is said of a round.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from niss.accounting import Plan
+from niss.accounting.assumed import most_dropped
 from niss.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
 from niss.redaction import printable
 from niss.runs import RoundRecord
@@ -46,6 +49,11 @@ _NPY = re.compile(
     rb"(?P<header>\{'descr': '\|u1', 'fortran_order': False, 'shape': \((?P<length>[0-9]{1,15}),\), \} {0,200}\n)",
     re.DOTALL,
 )
+
+# Deviations of noise from which on blanks are said to be there: in one round of 30,000 without any.
+_SURELY = 4.0
+# And the least part of the uploads that is worth a warning, where a plan has no noise.
+_FEW = 0.01
 
 _METRICS_FUNCTION = "train_metrics_aggr_fn"
 
@@ -321,8 +329,11 @@ class WillingNodes:
         return willing
 
 
-def say_round(record: RoundRecord) -> None:
-    """One line for the round, and one for each upload that is not in the sum and each problem of the repair."""
+def say_round(record: RoundRecord, plan: Plan, blanks: tuple[float, float] | None) -> None:
+    """One line for the round, and one for each upload that is not in the sum and each problem of the repair.
+
+    blanks  of the run so far, as in `Books`
+    """
     LOG.info(
         "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
         record.survivors,
@@ -333,6 +344,39 @@ def say_round(record: RoundRecord) -> None:
         LOG.info("niss: \t> node %s: %s", node, why)
     for problem in record.problems:
         LOG.warning("niss: \t> %s", problem)
+    _warn_of_losses(plan, record)
+    if record.blanks is not None and blanks is not None:
+        _say_blanks(record, blanks)
+
+
+def _warn_of_losses(plan: Plan, record: RoundRecord) -> None:
+    """Warn of a round that lost more uploads than its plan allows for."""
+    if plan.mode == "repair":
+        expected = plan.assumed(record.participants).dropped
+    else:
+        expected = most_dropped(record.participants, plan.dropout, plan.delta)
+    if len(record.lost) > expected:
+        LOG.warning(
+            "niss: round %d lost %d of %d uploads, and the plan (%s, dropout %g) allows for %d%s. A larger dropout, or "
+            "mode 'repair', makes room for such rounds",
+            *(record.round, len(record.lost), record.participants, plan.mode, plan.dropout, expected),
+            "" if record.exact else ": noise of the lost stays in the sum",
+        )
+
+
+def _say_blanks(record: RoundRecord, blanks: tuple[float, float]) -> None:
+    """Say how many blanks were counted, and warn once their number, over all rounds so far, is more than noise."""
+    LOG.info(
+        "niss: about %.1f of %d uploads were blanks (noise of %.1f)",
+        *(max(record.blanks or 0.0, 0.0), record.survivors, record.blanks_deviation),
+    )
+    part, noise = blanks
+    if part > max(_SURELY * noise, _FEW):
+        LOG.warning(
+            "niss: about %.0f %% of the uploads so far were blanks (noise of %.0f %%): %s. Nodes' own logs say why",
+            *(100.0 * part, 100.0 * noise),
+            "most apps fail or are late" if part > 0.5 else "apps fail, or are late",
+        )
 
 
 def mean_metrics(records: Sequence[Mapping[str, object]]) -> MetricRecord:

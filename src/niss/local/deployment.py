@@ -42,7 +42,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from niss.errors import ConfigError, NissError
 from niss.files import SHARED, find_json, write_json, write_new
-from niss.local.processes import Processes, Started
+from niss.local import Processes, Started
 from niss.protocol import Identity, create_keyfile, load_identity
 
 NAME = "niss-up"

@@ -270,7 +270,7 @@ class Session:
         metrics, current = self.proposal.metrics, self.round
         assert current is not None
         mean, means, size = total * current.scale, self.books.means(current), total.size - len(metrics.ranges)
-        if metrics.weight is not None:
+        if means and metrics.weight is not None:
             name, cap = metrics.weight
             mean[:size] /= self.books.weigh(means[name] / cap)
         return mean[:size], means

@@ -2,23 +2,42 @@
 
 Everything of one run is in its `JoinedRun`, and nothing of it elsewhere but in the ledger: runs share an identity, the
 numbers of its keys, and a budget.
+
+A `MemoryStore` is gone with its process. A `FolderStore` is on disk before anything is sent, and one budget holds for
+all runs together:
+
+    identity.key   the identity, as `niss keys new` makes it; made at first use where there is none
+    notes          the `ClientState`: protocol memory with its one-time keys, and what was agreed to; mode 0600
+    ledger.jsonl   what was spent, in every run, against one budget; mode 0600
+    limits.json    the owner's limit when a run was last answered, for `niss account`; nothing rests on it
+
+The folder has mode 0700. Notes and ledger name each other: the notes say what the head of the ledger was, each charge
+how often the notes had been written. A ledger that is gone or was cut, and notes that were put back to before a charge,
+are noticed and refused. Nothing here notices a copy of the whole folder; against that each reply carries a step.
+
+A folder, and its ledger, is of one unit and one dataset: a run that hides records is refused where whole clients were
+charged, and the other way round.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from niss.accounting import Charge, ChargeableLedger, Ledger
+from niss.accounting import Charge, ChargeableLedger, Ledger, LedgerFile, LedgerHeader
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
+from niss.files import LEDGER, LIMITS, PRIVATE, read_private, write_atomically
 from niss.mechanism import Slots
-from niss.protocol import Entropy, Identity, SecretBytes
+from niss.protocol import Entropy, Identity, SecretBytes, create_keyfile, load_identity
 from niss.session.limits import Budget, Spent
 from niss.settings import check_json, to_values
 
@@ -28,6 +47,10 @@ MOST_FAILING_RUNS = 1_000
 """Most runs that one identity joins whose bounds on colluders may fail."""
 MOST_RUNS_OVER = 10_000
 """Most runs that one identity takes part in and then forgets."""
+OWN_KEY, NOTES = "identity.key", "notes"
+START_ANEW = (
+    "it could answer a round twice, or overspend; a new folder and identity are a new budget on the same data"
+)
 _MOST_RUNS = 64
 _VERSION = 2
 _IN_BASE64 = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
@@ -255,3 +278,165 @@ class _LedgerInMemory:
         store.charged.charge(np.zeros(1, dtype=np.int64), charge)
         store.failures += charge.grid_delta or 0.0
         store.save()
+
+
+class FolderStore(Store):
+    """Keeps everything in a folder of the node; whoever opens it locks it for one process at a time.
+
+    Raises `PrivacyError` for a folder in which something is missing or older than the rest, or that others can enter:
+    a client without its memory could answer a round twice, one without its ledger overspend.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ledger = folder, folder / LEDGER
+        require_private(folder, "700")
+        key = folder / OWN_KEY
+        if not key.exists():
+            if (folder / NOTES).exists() or self._ledger.exists():
+                raise PrivacyError(
+                    f"{folder} has been used before but has no identity",
+                    hint="restore its key file, or use a new folder",
+                )
+            create_keyfile(key, Identity.generate(os.urandom))
+        self.identity = load_identity(key)
+        try:
+            saved = SecretBytes(read_private(folder / NOTES, follow_links=True))
+            self.state = ClientState.from_bytes(saved)
+        except FileNotFoundError:
+            self.state = ClientState()
+        if self._ledger.exists():
+            self._check_ledger()
+        elif self.state.ledger is not None:
+            raise PrivacyError(f"{folder} has lost its ledger, the file {LEDGER!r}", hint=START_ANEW)
+
+    def _check_ledger(self) -> None:
+        """Ledger and notes must name each other."""
+        if not self.state.saves:
+            raise PrivacyError(
+                f"{self._folder} has a ledger but has lost its memory, the file {NOTES!r}", hint=START_ANEW
+            )
+        if self.state.ledger is None and not stat.S_IMODE(self._ledger.stat().st_mode) & 0o022:
+            # Made, and not yet closed to those who could not enter the folder either, when this client was killed.
+            self._ledger.chmod(PRIVATE)
+        require_private(self._ledger, "600")
+        ledger = LedgerFile.read(self._ledger, expected_head=self.state.ledger)
+        paid = all(
+            SELF in entry.charges and entry.charges[SELF].grid_delta is not None for entry in ledger.entries
+        )
+        if not paid or any("notes" not in entry.basis for entry in ledger.entries):
+            raise PrivacyError(
+                f"{self._ledger} has charges that this version of niss did not write", hint=START_ANEW
+            )
+        if self.state.saves < max((int(entry.basis["notes"]) for entry in ledger.entries), default=0):
+            raise PrivacyError(
+                f"the file {NOTES!r} in {self._folder} is older than the last charge of its ledger",
+                hint=START_ANEW,
+            )
+
+    def save(self) -> None:
+        self.state.saves += 1
+        path = self._folder / NOTES
+        write_atomically(path, self.state.to_bytes(), temporary=self._folder / f".{NOTES}.new")
+
+    def spent(self, budget: Budget) -> Spent:
+        self._note_limits(budget)
+        if not self._ledger.exists():
+            return Spent(Slots() if budget.unit == "record" else 0.0, self.state.failures, budget)
+        return self.spent_by(LedgerFile.read(self._ledger))
+
+    def spent_by(self, ledger: LedgerFile) -> Spent:
+        """`spent`, of a ledger that is open."""
+        header, most = ledger.header, ledger.budget(SELF)
+        first = Budget(
+            math.inf if most is None else most,
+            header.delta,
+            header.delta_failure,
+            unit=header.unit,
+            dataset=header.dataset,
+        )
+        grids = math.fsum(entry.charges[SELF].grid_delta or 0.0 for entry in ledger.entries)
+        return Spent(ledger.spent(SELF), grids + self.state.failures, first)
+
+    def ledger(self, run: str, relation: str, budget: Budget) -> ChargeableLedger:
+        self._note_limits(budget)
+        return _FolderLedger(self, self._ledger, run, relation, budget)
+
+    def _note_limits(self, budget: Budget) -> None:
+        limits = {} if budget.ceiling is None else {**asdict(budget.ceiling), "failures": self.state.failures}
+        path, text = self._folder / LIMITS, (json.dumps(limits) + "\n").encode()
+        if not path.exists() or path.read_bytes() != text:
+            write_atomically(path, text)
+
+
+@dataclass(frozen=True)
+class _FolderLedger:
+    """One ledger file for all runs: rounds are numbered as they come, and the basis says which run they were of."""
+
+    store: FolderStore
+    path: Path
+    run: str
+    relation: str
+    budget: Budget
+
+    def charge(
+        self, round: int, attempt: int, charges: Mapping[str, Charge], basis: Mapping[str, Any]
+    ) -> None:
+        state = self.store.state
+        with self._open() as ledger:
+            counted, this = ledger.header.relation, {"run": self.run, "round": round, "attempt": attempt}
+            if any(this.items() <= entry.basis.items() for entry in ledger.entries):
+                raise PrivacyError(f"round {round}, attempt {attempt}, of this run was charged before")
+            if counted == "zero-out" and self.relation != "zero-out":
+                # A round that hides more also hides this: its mu is for twice the distance.
+                basis = {**basis, "relation": self.relation}
+            elif counted != self.relation:
+                raise PrivacyError(
+                    f"this node's ledger counts {counted}, but the run hides only {self.relation}"
+                )
+            if self.budget.promises and ledger.budget(SELF) is None:
+                raise PrivacyError(
+                    f"{self.path} was started without a budget, so it can promise nothing",
+                    hint="use a new niss-state folder, with a new identity; what left before stays uncovered",
+                )
+            charge = self.store.spent_by(ledger).require_room(self.budget, charges[SELF])
+            basis = {**basis, **this, "notes": state.saves}
+            ledger.charge(len(ledger.entries), 0, {SELF: charge}, basis)
+            state.ledger = ledger.head
+        self.store.save()
+
+    def _open(self) -> LedgerFile:
+        """The node's ledger; the first run that charges it fixes budget and relation for all that follow."""
+        if self.path.exists():
+            return LedgerFile.open(self.path)
+        most = self.budget.most.rounds if isinstance(self.budget.most, Slots) else self.budget.most
+        ledger = LedgerFile.create(
+            self.path,
+            LedgerHeader(
+                run="all runs of this node",
+                budgets={SELF: most if self.budget.promises else None},
+                delta=self.budget.delta,
+                unit=self.budget.unit,
+                dataset=self.budget.dataset,
+                relation=self.relation,
+                delta_failure=self.budget.delta_failure,
+            ),
+        )
+        self.path.chmod(PRIVATE)  # Until now nobody else could reach it: the folder is private.
+        return ledger
+
+
+def require_private(path: Path, wanted: str) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise PrivacyError(
+            f"others on this machine have rights to {path} (mode {mode:04o})", hint=f"chmod {wanted} {path}"
+        )
+
+
+def make_folder(folder: Path, field: str) -> None:
+    """Make a folder that does not exist, for its owner alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(folder, os.O_RDONLY))  # As it is opened when it is locked.
+    except OSError as error:
+        raise ConfigError(f"cannot use {folder}: {error.strerror}", field=field) from None

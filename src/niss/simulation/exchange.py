@@ -23,8 +23,8 @@ from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
 from niss.protocol import LINKS_PER_ROUND, Entropy
 from niss.runs import RoundRecord, SumNoise
+from niss.session import together
 from niss.session.node import Training
-from niss.session.parties import together
 from niss.session.ports import Stage
 from niss.session.proposal import Setup
 from niss.session.server import drive
