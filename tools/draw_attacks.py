@@ -8,10 +8,12 @@ Every attack is seeded, so the same code gives the same figures.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from niss.attacks import load_experiment
 from niss.attacks.experiment import drawn
+from niss.charts import Chart, Strip
 from niss.figures import png
 from niss.files import write_output
 from niss.svg import sheet
@@ -31,6 +33,12 @@ SHOWN = {
     "records": ("audit", {"unit": "record"}),
     "silo": ("silo", {"runs": 300}),
 }
+# The first picture of the README: the strips of `invert` alone, named for those who know no method yet.
+AT_A_GLANCE = {
+    "original": "a client's data",
+    "fedavg": "the server sees, without niss",
+    "niss": "the server sees, with niss",
+}
 
 
 def main() -> None:
@@ -40,10 +48,16 @@ def main() -> None:
         findings = experiment.start()
         experiment.run(findings, lambda *_: None)
         print(findings.headline)
-        for dark in (False, True):
-            path = IMAGES / f"attack-{name}{'-dark' if dark else ''}.png"
-            picture = png(sheet(*drawn(experiment, findings)), dark=dark)
-            print(write_output(path, picture), flush=True)
+        charts, strips = drawn(experiment, findings)
+        draw(f"attack-{name}", charts, strips)
+        if name == "invert":
+            draw("attack-seen", [], [replace(one, name=AT_A_GLANCE[one.name], note="") for one in strips])
+
+
+def draw(name: str, charts: list[Chart], strips: list[Strip]) -> None:
+    for dark in (False, True):
+        path = IMAGES / f"{name}{'-dark' if dark else ''}.png"
+        print(write_output(path, png(sheet(charts, strips), dark=dark)), flush=True)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ WIDE, NARROW, SHEET = 730.0, 350.0, 928.0
 _FONT, _LETTER, _LINE = 12.5, 6.7, 18.0
 # Around a sheet.
 _MARGIN = 8.0
+_NAMES, _PICTURE = 132.0, 110.0  # Of a strip: what its name takes, and a picture at most.
 # Beside names at the ends of curves the axes must stay so wide.
 _LEAST_AXES = 260.0
 # More bands than pixels help nobody; of a longer run, evenly spaced places can be read off.
@@ -84,6 +85,8 @@ def sheet(charts: Sequence[Chart], strips: Sequence[Strip] = (), *, keys_once: b
     """
     columns = min(len(charts), 3 if keys_once and len(charts) > 8 else 2) or 1
     width = WIDE if columns == 1 else SHEET
+    if not charts:
+        width = min(width, _NAMES + _PICTURE * max((len(one.pictures) for one in strips), default=0))
     parts, top = [Markup("<style>.bands { display: none }</style>")], _MARGIN  # Cards are for pages.
 
     def put(content: Markup, left: float, height: float) -> float:
@@ -122,8 +125,8 @@ def _draw_strip(strip: Strip, width: float) -> tuple[Markup, float]:
     import numpy as np
     from matplotlib.image import imsave
 
-    left, captions = 132.0, [caption.split("\n") for caption, _ in strip.pictures]
-    side = min(110.0, (width - left) / max(len(captions), 1))
+    left, captions = _NAMES, [caption.split("\n") for caption, _ in strip.pictures]
+    side = min(_PICTURE, (width - left) / max(len(captions), 1))
     above = 15.0 * max(map(len, captions), default=1)
     words = [(line, INK) for line in strip.name.replace(", ", ",\n").split("\n")] + [(strip.note, QUIET)]
     middle, parts = above + side / 2 - 9.0 * len(words) + _LINE, []

@@ -71,6 +71,7 @@ NEEDED = {
     "attack": {"train"},
     "ui": {"ui"},
     "up": {"flower", "tracker", "train"},
+    "new": set(),
 }
 """The extras that a command needs, besides the package itself."""
 
@@ -91,13 +92,10 @@ def installed_by_demo() -> set[str]:
 
 
 def shown() -> set[str]:
-    return {
-        words[1]
-        for block in blocks(ROOT / "README.md")
-        if block.language == "console"
-        for words in command_lines(block.text)
-        if words[0] == "niss"
-    }
+    readme = ROOT / "README.md"
+    texts = [block.text for block in blocks(readme) if block.language == "console"]
+    texts += _INLINE.findall(readme.read_text(encoding="utf-8"))
+    return {words[1] for text in texts for words in command_lines(text) if words[0] == "niss"}
 
 
 def test_every_command_of_the_readme_has_its_extras_after_make_demo():
