@@ -23,7 +23,7 @@ from niss import errors
 from niss.cli import app
 from niss.cli.errors import EXIT_CODES
 from niss.settings import described
-from niss.simulation.config import PRESETS, Config
+from niss.simulation import PRESETS, Config
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 GROUPS = {
@@ -139,7 +139,7 @@ def settings_page() -> Iterator[str]:
     """Everything on it is said on the fields themselves."""
     yield "# Settings"
     yield (
-        "Made from `niss.simulation.config` by `tools/write_reference.py`. All keys of a TOML file, of "
+        "Made from `niss.simulation` by `tools/write_reference.py`. All keys of a TOML file, of "
         "`niss run --set KEY=VALUE` and of `niss.make_config`. Every key has a default. Unknown keys are refused "
         "with the nearest valid name."
     )

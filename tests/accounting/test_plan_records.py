@@ -9,7 +9,7 @@ import pytest
 from niss.accounting import Plan, PlanQuestion, forecast
 from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, PrivacyError
-from niss.simulation.config import settings_of_plan
+from niss.simulation import settings_of_plan
 
 LAB: dict[str, Any] = {"unit": "record", "records": 60_000, "batch": 0.05, "rounds": 600, "epsilon": 1.0}
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from docs.snippets import ROOT, blocks, pages
-from niss.simulation.config import make_config
+from niss.simulation import make_config
 
 _LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?: ?%| ms| s\b)")

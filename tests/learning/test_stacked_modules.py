@@ -23,8 +23,7 @@ from niss.learning import (
     build_model,
 )
 from niss.learning.cohort import Problem, why_not_stacked
-from niss.learning.cpu import make_groups
-from niss.learning.cpu.vmap import WORTH_STACKING, VmapGroups, why_not
+from niss.learning.cpu import WORTH_STACKING, VmapGroups, make_groups, why_not
 from niss.learning.cuda.program import DeviceTable, PlainSteps, stacked_module, train_once
 from niss.learning.models import MODEL_NAMES
 from niss.randomness import SimStream

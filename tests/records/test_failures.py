@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import niss.records
 from niss.errors import ConfigError
 from niss.records import (
+    LEAST_CLIP,
     LogisticRegression,
     Records,
     batches,
     clipped_sum,
-    problem,
     reference_sum,
 )
-from niss.records.problem import LEAST_CLIP
 from records.conftest import DEVICES, IMAGES, each_of, make_records
 
 OTHERS = np.array([0, 1, 3, 4, 6, 7])
@@ -166,7 +166,7 @@ def test_the_shape_of_a_chunk_does_not_depend_on_the_batch() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    for module in (problem, batches):
+    for module in (niss.records, batches):
         found = doctest.testmod(module)
         assert found.attempted
         assert not found.failed

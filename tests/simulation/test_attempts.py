@@ -18,8 +18,8 @@ from niss.protocol.keys import LINKS_PER_ROUND, link_of
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
 from niss.simulation import federation
-from niss.simulation.exchange import Played
 from niss.simulation.method_run import CheckpointFolder
+from niss.simulation.uploads import Played
 from support.federation import exchange_of, killed, small_config
 
 PLAN = niss.Plan(clip=1.0, epsilon=3.0, neighbours=3, attempts=LINKS_PER_ROUND)

@@ -15,8 +15,8 @@ from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.protocol.keys import LINKS_PER_ROUND
 from niss.randomness import SimStream
 from niss.runs import RoundRecord
-from niss.simulation.exchange import Played
 from niss.simulation.method_run import MethodRun
+from niss.simulation.uploads import Played
 from support.federation import WideRun, exchange_of, killed, small_config
 
 WIDTH = 40

@@ -14,8 +14,7 @@ from niss.cli import app
 from niss.cli.simulate import run_command
 from niss.errors import ConfigError
 from niss.settings import to_values
-from niss.simulation import make_config
-from niss.simulation.config import settings_of_plan, with_overrides
+from niss.simulation import make_config, settings_of_plan, with_overrides
 from niss.ui.pages import run_arguments
 
 

@@ -12,7 +12,7 @@ import niss
 from niss.methods import METHODS
 from niss.randomness import SimStream
 from niss.runs import SumNoise
-from niss.simulation.config import with_overrides
+from niss.simulation import with_overrides
 from niss.simulation.method_run import MethodRun
 from niss.simulation.server import FRESH, Optimizer
 from support.federation import small_config

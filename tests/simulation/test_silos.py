@@ -79,13 +79,13 @@ def test_a_device_sums_what_the_processor_does():
 
 def test_every_round_and_silo_draws_a_batch_of_its_own_and_every_method_the_same(given, monkeypatch):
     drawn: dict[int, list[tuple[int, ...]]] = {}
-    train = niss.simulation.silos.SiloSums.train
+    train = niss.simulation.training.SiloSums.train
 
     def watch(self, jobs, work, progress):
         drawn.setdefault(len(drawn), [tuple(job.samples.tolist()) for job in jobs])
         return train(self, jobs, work, progress)
 
-    monkeypatch.setattr(niss.simulation.silos.SiloSums, "train", watch)
+    monkeypatch.setattr(niss.simulation.training.SiloSums, "train", watch)
     niss.compare(silo_config(methods=[{"name": "fedavg"}, {"name": "niss"}]), **given)
     assert len(drawn) == 3
     for batches in drawn.values():

@@ -19,9 +19,9 @@ from niss.protocol import Entropy
 from niss.randomness import SimStream
 from niss.session.proposal import Setup
 from niss.simulation import Config, make_config
-from niss.simulation.exchange import Played
 from niss.simulation.method_run import MethodRun
 from niss.simulation.round import OpenRound
+from niss.simulation.uploads import Played
 
 
 def small_config(**changes: object) -> Config:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from niss.attacks.estimates import FloatArray
-from niss.records import Records, clipped_rows
+from niss.records import RecordEngine, Records, clipped_rows
 from niss.records.batches import IntArray
-from niss.records.problem import RecordEngine
 
 _WIDTH, _FAR, _HUGE, _CHUNK = 4, 10.0, 1e30, 32
 

@@ -26,7 +26,7 @@ from niss.cli.terminal import (
 )
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, read_json
-from niss.simulation.config import Config
+from niss.simulation import Config
 from niss.simulation.sections import MethodConfig
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def compare_command(methods: Methods, source: Source, given: dict[str, Any], out
 
 def _read_plan(source: FromPlan) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings and the method of a plan; nothing where none is given."""
-    from niss.simulation.config import PLAN_HINT, settings_of_plan
+    from niss.simulation import PLAN_HINT, settings_of_plan
 
     if source.plan is None:
         return {}, {}
@@ -188,7 +188,7 @@ def _check_kept(config: Config) -> None:
 
 def _configure(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as in TOML: a file, or a preset, or none; then what a plan and flags say; then --set."""
-    from niss.simulation.config import override, read_preset, read_toml
+    from niss.simulation import override, read_preset, read_toml
 
     if source.config is not None and source.preset is not None:
         raise ConfigError("give a file or a preset, not both", field="--preset")

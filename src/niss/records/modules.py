@@ -13,6 +13,11 @@ counts for nothing in the place of records with one that raises. The second is f
 finite or zero (`_checks_values`). Such modules, and those that cannot be stacked, are differentiated one record after
 another, always: those that fail contribute zero, and how long they take is up to the module. A chunk that raises all
 the same is taken so too, since a sum must not depend on it, and the node's log says that it took longer.
+
+What one record contributes must be a function of that record and the weights alone. Layers that mix records, remember
+them or draw are refused by name, with what to use instead: shown one record at a time, layers made for batches do not
+do what they are made for, and masks from a known seed, by the place in the batch, are not independent of the other
+records (adding one moves the sum by far more than C).
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -29,6 +34,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from niss.errors import ConfigError
 from niss.learning.local import FlatLayout, mean_loss, trainable_parameters
@@ -37,7 +45,6 @@ from niss.randomness import SimStream
 from niss.records.batches import FloatArray, IntArray
 from niss.records.closed_form import clipped, segments
 from niss.records.parts import Gradients, Part
-from niss.records.refusals import require_no_draws, require_single_records
 from niss.records.taps import Call, Taps, UsedOtherwise, parts_of
 
 Entries = dict[str, Tensor]
@@ -418,3 +425,70 @@ def trained_layout(module: nn.Module) -> FlatLayout:
         shapes=tuple(whole.shapes[place] for place in chosen),
         trainable=(True,) * len(chosen),
     )
+
+
+def require_single_records(module: nn.Module, loss: object) -> None:
+    """Refuse a module or a loss whose value for one record is not that record's alone, naming the layer."""
+    for name, part in module.named_modules():
+        for problem, hint in _faults(part):
+            where = f"{name} ({type(part).__name__})" if name else type(part).__name__
+            raise ConfigError(f"{where} {problem}", field="model", hint=hint)
+    if isinstance(loss, nn.Module):
+        if getattr(loss, "weight", None) is not None and getattr(loss, "reduction", "") == "mean":
+            raise ConfigError(
+                "class weights cancel in the weighted mean over one record",
+                field="loss",
+                hint='use reduction="sum", with weights that do not come from the records',
+            )
+        if any(parameter.requires_grad for parameter in loss.parameters()):
+            raise ConfigError(
+                "has parameters of its own, which nobody would train",
+                field="loss",
+                hint="make them part of the model, or freeze them: loss.requires_grad_(False)",
+            )
+
+
+def _faults(part: nn.Module) -> Iterator[tuple[str, str]]:
+    """What is wrong with one layer, and what to do."""
+    if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+        yield (
+            "mixes the records of a batch",
+            "use GroupNorm or LayerNorm; a BatchNorm that is only fine-tuned can be frozen by .eval()",
+        )
+    elif isinstance(part, _InstanceNorm) and part.track_running_stats and part.training:
+        yield "remembers the records that it has seen", "use track_running_stats=False"
+    elif _draws(part):
+        yield (
+            "draws at random in train() mode",
+            "call model.eval() or set its p to 0: clipping and noise regularise already",
+        )
+
+
+def _draws(part: nn.Module) -> bool:
+    if not part.training:
+        return False
+    if isinstance(part, _DropoutNd):
+        return part.p > 0
+    if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+        return part.dropout > 0 and getattr(part, "num_layers", 2) > 1
+    return isinstance(part, nn.RReLU)
+
+
+def require_no_draws(run: Callable[[], FloatArray]) -> FloatArray:
+    """What `run` returns; refuses what takes numbers from torch's generators, or returns something else next time."""
+    before = _generators()
+    found, again = run(), run()
+    apart, length = (np.linalg.norm(np.nan_to_num(part)) for part in (again - found, found))
+    # On a GPU sums may differ in their last digits from one time to the next.
+    if apart > 1e-3 * length or not all(map(torch.equal, before, _generators())):
+        raise ConfigError(
+            "draws random numbers in its forward pass or its loss",
+            field="model",
+            hint="call model.eval(); augmentation belongs into the examples, before training",
+        )
+    return found
+
+
+def _generators() -> list[Tensor]:
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.random.get_rng_state(), *(torch.cuda.get_rng_state_all() if initialized else [])]

@@ -1,6 +1,176 @@
-"""What is left of a run: a record of each round, and the folder that holds them; neither torch nor Flower is needed."""
+"""What is left of a run: a record of each round, here, and the folder that holds them (`niss.runs.folder`).
 
-from niss.runs.folder import RunFolder
-from niss.runs.records import RoundRecord, SumNoise
+One type from the round to the page, for simulated runs and for those on Flower; neither torch nor Flower is needed. A
+line of metrics.jsonl is a `RoundRecord` as JSON, whose keys are the names of its fields. JSON has no infinity: a mu
+that is null is infinite, and promises nothing.
+"""
 
-__all__ = ["RoundRecord", "RunFolder", "SumNoise"]
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from niss.errors import RunFolderError
+from niss.files import to_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """The noise in the sum of a round, in each coordinate.
+
+    variance     of it
+    covariances  with the noise in the sums of earlier rounds, the latest first; as many as are not zero
+    """
+
+    variance: float = 0.0
+    covariances: tuple[float, ...] = ()
+
+    def joined(self, following: SumNoise) -> SumNoise:
+        """Of this sum and the next one, added up."""
+        between, *further = following.covariances or (0.0,)
+        length = max(len(self.covariances), len(further))
+        with_this, with_next = (
+            np.pad(values, (0, length - len(values))) for values in (self.covariances, further)
+        )
+        variance = self.variance + following.variance + 2.0 * between
+        return SumNoise(variance, tuple((with_this + with_next).tolist()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRecord:
+    """A round as its run remembers it; the same in every repetition of a simulated run.
+
+    Who was there:
+    round           of the run, counted from 1
+    participants    clients that were asked for an upload
+    survivors       of them, those whose upload is in the sum
+    lost            by client, why its upload is not; empty where that is not told apart
+    skipped         why the round did not take place; None: it did
+    void            nothing was released: too few uploads arrived
+    problems        what went wrong in a repair, in sentences
+    blanks          of the uploads in the sum, those of clients that failed or were late, with noise of that deviation
+    blanks_deviation; exact in a simulation; None: not counted
+
+    The noise, per coordinate; None: not measured, or not known:
+    exact           nothing but the intended noise was left in the sum
+    uncancelled     noise shares that were left in the sum
+    masked          self-masks that were left in the sum
+    tau2            mean distortion of received shares
+    aggregate_variance            measured, in the sum of the uploads that arrived; only a simulator can
+    aggregate_variance_predicted  what it should have been
+    noise           of the sum that moved the model, predicted
+    model_noise_variance          in the model after the round, predicted
+    carried_variance              of it, what the next round takes out; an end here would leave it there
+
+    What it cost a client, at most, as mu of a Gaussian; infinite: there is no bound:
+    mu_joint        against a server that sees everything
+    mu_marginal     where its upload is looked at alone
+    mu_outsider     against someone who sees nothing but the model made of the sum
+    grid_delta      what rounding and the sampler add to delta; None: nothing was rounded
+    balance         how unequally shares were received (`niss.accounting.Balance`), where they were
+
+    The clip and the model:
+    clip            of the round, where it moves
+    below_clip      noisy fraction of the updates that it left as they were; None: nothing was released
+    accuracy, loss  of the model after the round; None: it was not tested
+
+    The exchange, where the real protocol was used:
+    attempts        graphs drawn until one kept the promise
+    bytes_uploaded  size of all uploads that were accepted
+    public          in hex, the beacon and what it was let out for, from which the graph follows
+    """
+
+    round: int
+    participants: int = 0
+    survivors: int = 0
+    lost: Mapping[str, str] = field(default_factory=dict)
+    skipped: str | None = None
+    void: bool = False
+    problems: tuple[str, ...] = ()
+    blanks: float | None = None
+    blanks_deviation: float = 0.0
+    exact: bool = True
+    uncancelled: int = 0
+    masked: int = 0
+    tau2: float | None = None
+    aggregate_variance: float | None = None
+    aggregate_variance_predicted: float | None = None
+    noise: SumNoise = SumNoise()
+    model_noise_variance: float | None = None
+    carried_variance: float = 0.0
+    mu_joint: float = 0.0
+    mu_marginal: float = 0.0
+    mu_outsider: float = 0.0
+    grid_delta: float | None = None
+    balance: Mapping[str, Any] | None = None
+    clip: float | None = None
+    below_clip: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+    attempts: int = 1
+    bytes_uploaded: int = 0
+    public: Mapping[str, str] | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Clients that were asked for an upload, and of whom there is none in the sum."""
+        return self.participants - self.survivors
+
+    @property
+    def unguaranteed(self) -> bool:
+        """Whether the round gave somebody no guarantee at all in the joint view."""
+        return not math.isfinite(self.mu_joint)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name, as JSON can hold them."""
+        values: dict[str, Any] = to_json(asdict(self))
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: object = "a round") -> RoundRecord:
+        """What `to_json` gave; fields that are missing have their defaults, and unknown ones are passed over.
+
+        Raises `RunFolderError` naming `where` and the field for a value of another type.
+        """
+        from pydantic import ValidationError
+
+        plain = to_json(values)
+        infinite = {name: math.inf for name in _MUS if name in plain and plain[name] is None}
+        try:
+            record = _adapter().validate_json(json.dumps(plain | infinite), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise _unreadable(where, ".".join(map(str, first["loc"])), first["msg"].lower()) from None
+        for name in _NUMBERS:
+            if (value := getattr(record, name)) is not None and not math.isfinite(value):
+                raise _unreadable(where, name, "input should be a finite number")
+        return record
+
+
+_MUS = tuple(one.name for one in fields(RoundRecord) if one.name.startswith("mu_"))
+_NUMBERS = tuple(
+    one.name for one in fields(RoundRecord) if one.name not in _MUS and one.type in ("float", "float | None")
+)
+
+
+@cache
+def _adapter() -> TypeAdapter[RoundRecord]:
+    """Reads records; made once, since that takes longer than a record."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(RoundRecord)
+
+
+def _unreadable(where: object, name: str, why: str) -> RunFolderError:
+    return RunFolderError(
+        f"{where}: {name}: {why}", hint="the file was changed by hand or written by another version of niss"
+    )

@@ -39,7 +39,7 @@ from niss.files import (
 )
 from niss.methods.look import Look, distinct
 from niss.redaction import printable
-from niss.runs.records import RoundRecord
+from niss.runs import RoundRecord
 
 if TYPE_CHECKING:
     from niss.methods import Method

@@ -15,7 +15,7 @@ from niss.methods.base import Needs, require_needs
 from niss.simulation.sections import MethodConfig, PrivacyConfig, TrainingConfig
 
 if TYPE_CHECKING:
-    from niss.simulation.config import Config
+    from niss.simulation import Config
 
 # The real protocol hides whole clients of equal weight behind one target for all. A setting that asks for something
 # else is never run as if it had not been made.

@@ -28,12 +28,12 @@ from niss.graph import ShareGraph
 from niss.methods import CarriedEdges, NoiseHistory
 from niss.randomness import SimStream
 from niss.session.proposal import Setup
-from niss.simulation.config import Config
-from niss.simulation.exchange import Exchange, Played, Simulated
+from niss.simulation import Config
 from niss.simulation.inputs import Inputs
 from niss.simulation.sections import Drawing
 from niss.simulation.server import Optimizer
 from niss.simulation.training import Trainer, local_work
+from niss.simulation.uploads import Exchange, Played, Simulated
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -35,7 +35,7 @@ from niss.learning import (
 )
 from niss.randomness import SimStream
 from niss.settings import to_values
-from niss.simulation.config import Config, with_overrides
+from niss.simulation import Config, with_overrides
 from niss.simulation.config_checks import check_split
 from niss.simulation.sections import DataConfig
 from niss.simulation.training import Clients, Examples

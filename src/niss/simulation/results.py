@@ -21,7 +21,7 @@ from niss.accounting import (
 from niss.mechanism.clipping import in_words
 from niss.methods import distortion_named
 from niss.runs import RoundRecord
-from niss.simulation.config import Config
+from niss.simulation import Config
 from niss.simulation.federation import Federation
 from niss.simulation.inputs import Inputs
 from niss.simulation.sections import MethodConfig

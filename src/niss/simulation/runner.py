@@ -18,7 +18,7 @@ from typing import Any
 from niss.data import Dataset
 from niss.errors import ConfigError, RunFolderError
 from niss.files import MANIFEST, SUMMARY, read_json, write_json
-from niss.simulation.config import Config, make_config
+from niss.simulation import Config, make_config
 from niss.simulation.inputs import Datasets, Inputs, ModelSource, gather, gather_together, make_manifest
 from niss.simulation.method_run import CheckpointFolder, MethodRun, OnRound, Progress, play_runs
 from niss.simulation.ranks import Ranks, joined

@@ -1,6 +1,6 @@
 """The sections of a simulation's settings: type, default, range and meaning of every key, and nothing else.
 
-`niss.simulation.config` puts them together, and `niss.simulation.config_checks` refuses what does not go together; what
+`niss.simulation` puts them together, and `niss.simulation.config_checks` refuses what does not go together; what
 one section alone shows is refused here. Reading this file loads nothing heavy: the command line has its flags from it.
 """
 

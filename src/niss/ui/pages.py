@@ -25,7 +25,7 @@ from niss.errors import ConfigError
 from niss.report.run_charts import plan_chart
 from niss.report.templates import environment
 from niss.settings import described
-from niss.simulation.config import settings_of_plan
+from niss.simulation import settings_of_plan
 from niss.simulation.sections import MethodConfig
 from niss.svg import in_two_widths
 from niss.version import __version__
