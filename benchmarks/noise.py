@@ -29,7 +29,8 @@ from niss.mechanism import add_shares
 from niss.randomness import SecretStream, SimStream, add_gaussians
 from niss.randomness import secret as secret_module
 from niss.randomness.normal_table import Demand, load_loop
-from niss.simulation import make_config, run
+from niss.simulation import make_config
+from niss.simulation.runner import run
 
 NEVER = 2**63
 TAU2 = 0.05

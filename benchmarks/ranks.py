@@ -27,7 +27,7 @@ def play(work: dict[str, int], method: str) -> dict[str, float]:
     """The run itself, in one of its processes: median seconds of rounds after the first, processor seconds of one."""
     import niss
     from niss.files import read_json_lines
-    from niss.simulation import compare  # noqa: F401 (loads the loop over rounds)
+    from niss.simulation.runner import compare  # noqa: F401 (loads the loop over rounds)
 
     loop, used = sys.modules["niss.simulation.runner"], [0.0]
     play_runs = loop.play_runs

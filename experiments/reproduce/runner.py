@@ -22,7 +22,10 @@ from niss.data import Dataset
 from niss.errors import NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
 from niss.settings import to_values
-from niss.simulation import Comparison, Config, RunResult, TrainingEvent, compare_together
+from niss.simulation import Config
+from niss.simulation.method_run import TrainingEvent
+from niss.simulation.results import Comparison, RunResult
+from niss.simulation.runner import compare_together
 from niss.simulation.sections import TrainingConfig
 
 Cells = Mapping[str, tuple[dict[str, Any], Config]]

@@ -27,22 +27,23 @@ if TYPE_CHECKING:
     from niss.errors import NissError as NissError
     from niss.graph import ShareGraph as ShareGraph
     from niss.report import write_report as write_report
-    from niss.simulation import Comparison as Comparison
     from niss.simulation import Config as Config
-    from niss.simulation import RunResult as RunResult
-    from niss.simulation import compare as compare
     from niss.simulation import load_config as load_config
     from niss.simulation import make_config as make_config
     from niss.simulation import preset as preset
-    from niss.simulation import resume as resume
-    from niss.simulation import run as run
+    from niss.simulation.results import Comparison as Comparison
+    from niss.simulation.results import RunResult as RunResult
+    from niss.simulation.runner import compare as compare
+    from niss.simulation.runner import resume as resume
+    from niss.simulation.runner import run as run
     from niss.version import __version__ as __version__
     from niss.views import effective_variance as effective_variance
 
 # Of each name the room that has it; errors and records are rooms themselves.
 _ROOMS = {
     **dict.fromkeys(("Plan", "Statement", "assess", "plan"), "accounting"),
-    **dict.fromkeys(("Comparison", "RunResult", "compare", "resume", "run"), "simulation"),
+    **dict.fromkeys(("Comparison", "RunResult"), "simulation.results"),
+    **dict.fromkeys(("compare", "resume", "run"), "simulation.runner"),
     **dict.fromkeys(("Config", "load_config", "make_config", "preset"), "simulation"),
     **{"NissError": "errors", "ShareGraph": "graph", "write_report": "report"},
     **{"__version__": "version", "effective_variance": "views"},

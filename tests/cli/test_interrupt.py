@@ -22,8 +22,12 @@ def interrupt(*_arguments: Any, **_options: Any) -> NoReturn:
         ("niss.accounting.planner.forecast", "plan --participants 12", ("keeps nothing",)),
         ("niss.data.fetch_dataset", "data get mnist", ("niss data get mnist",)),
         ("niss.data.fetch_dataset", "--quiet data get mnist", ("niss data get mnist",)),
-        ("niss.simulation.run", "run --out r", ("nothing was started",)),
-        ("niss.simulation.run", "run --out begun --overwrite", ("whole round is kept", "--resume begun")),
+        ("niss.simulation.runner.run", "run --out r", ("nothing was started",)),
+        (
+            "niss.simulation.runner.run",
+            "run --out begun --overwrite",
+            ("whole round is kept", "--resume begun"),
+        ),
         ("niss.attacks.canary.canary_scores", "attack audit --rounds 200 --out a", ("a/report.html",)),
     ],
 )

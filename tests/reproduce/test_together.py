@@ -9,8 +9,10 @@ import pytest
 
 import niss
 from niss.errors import ConfigError, RunFolderError
-from niss.simulation import Comparison, compare_together, make_config, with_overrides
+from niss.simulation import make_config, with_overrides
 from niss.simulation.method_run import CheckpointFolder
+from niss.simulation.results import Comparison
+from niss.simulation.runner import compare_together
 
 SAME_BYTES = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json", "result.json")
 

@@ -31,7 +31,7 @@ def test_every_round_is_told_once_it_is_on_disk(given, tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt):
         niss.run(small_config(), out=tmp_path / "run", on_round=on_round, **given)
     result = niss.resume(tmp_path / "run", on_round=told.append, **given)
-    assert isinstance(result, niss.simulation.RunResult)
+    assert isinstance(result, niss.RunResult)
     assert told == result.rounds
 
 

@@ -13,6 +13,7 @@ import niss
 from niss.learning import ImageSamples, build_model
 from niss.randomness import SimStream
 from niss.simulation import training as training_module
+from niss.simulation.method_run import RoundEvent
 from support.federation import small_config
 
 METHODS = ("fedavg", "dp-fedavg", "central-dp", "niss")
@@ -90,7 +91,7 @@ def test_progress_within_a_round_counts_the_clients_of_all_methods() -> None:
     seen: list[niss.simulation.TrainingEvent] = []
 
     class Watching:
-        def __call__(self, event: niss.simulation.RoundEvent) -> None:
+        def __call__(self, event: RoundEvent) -> None:
             pass
 
         def training(self, event: niss.simulation.TrainingEvent) -> None:

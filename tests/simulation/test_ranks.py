@@ -18,7 +18,7 @@ from niss.cli.errors import INTERRUPTED
 from niss.errors import ConfigError, NissError, RanksError
 from niss.files import read_json, read_json_lines
 from niss.settings import to_values
-from niss.simulation import RoundEvent
+from niss.simulation.method_run import RoundEvent
 from niss.simulation.ranks import Ranks, rank_in
 from support.federation import small_config
 from support.ranks import do, ended, play, start_ranks

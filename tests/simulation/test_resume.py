@@ -13,8 +13,9 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.files import CHECKPOINT
 from niss.methods import METHODS
 from niss.runs import RoundRecord
-from niss.simulation import compare_together, make_config, method_run
+from niss.simulation import make_config, method_run
 from niss.simulation.round import OpenRound
+from niss.simulation.runner import compare_together
 from support.federation import assert_resumes, assert_same_run, killed, small_config
 
 

@@ -30,7 +30,7 @@ from niss.simulation import Config
 from niss.simulation.sections import MethodConfig
 
 if TYPE_CHECKING:
-    from niss.simulation import Comparison, RunResult
+    from niss.simulation.results import Comparison, RunResult
 
 DEFAULT_METHODS = ("fedavg", "central-dp", "niss", "dp-fedavg")
 
@@ -220,13 +220,13 @@ def _execute(work: Literal["run", "compare"], config: Config, output: RunOutput)
 
     torch is loaded here, once the settings have been found to be good.
     """
-    from niss import simulation
+    from niss.simulation import runner
 
     _check_neighbours(config)
     on_all_gpus(config.training.device)
     folder = output.out if output.out is not None else free_folder(Path("runs"), config.name)
     with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
-        result = getattr(simulation, work)(config, out=folder, overwrite=output.overwrite, progress=progress)
+        result = getattr(runner, work)(config, out=folder, overwrite=output.overwrite, progress=progress)
     _present(result, folder, as_json=output.as_json)
 
 
@@ -244,7 +244,7 @@ def _check_neighbours(config: Config) -> None:
 
 def _resume(output: RunOutput, *others: Any, flags: list[str]) -> None:
     """Go on with the run in a folder, which has its own settings: no other flag may be given."""
-    from niss.simulation import resume
+    from niss.simulation.runner import resume
 
     typed = [
         flag_of(field)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn, TaskID
 
     from niss.accounting import Outlook
-    from niss.simulation import RoundEvent, TrainingEvent
+    from niss.simulation.method_run import RoundEvent, TrainingEvent
 
 _QUIET = "niss.cli.quiet"
 

@@ -12,7 +12,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -37,32 +37,6 @@ if TYPE_CHECKING:
     from niss.accounting import Plan
     from niss.mechanism.clipping import AdaptiveClip
     from niss.methods import Method
-    from niss.simulation.method_run import RoundEvent, TrainingEvent
-    from niss.simulation.results import Comparison, RunResult
-    from niss.simulation.runner import compare, compare_together, resume, run
-
-
-_ROOMS = {
-    "results": ("Comparison", "RunResult"),
-    "method_run": ("RoundEvent", "TrainingEvent"),
-    "runner": ("compare", "compare_together", "resume", "run"),
-}
-
-__all__ = [
-    "Comparison",
-    "Config",
-    "RoundEvent",
-    "RunResult",
-    "TrainingEvent",
-    "compare",
-    "compare_together",
-    "load_config",
-    "make_config",
-    "preset",
-    "resume",
-    "run",
-    "with_overrides",
-]
 
 
 PRESETS = ("demo", "silos", "paper")
@@ -402,10 +376,3 @@ def override(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
                 raise ConfigError("is not a section with settings", field=".".join(path[:depth]))
         section[last] = value
     return values
-
-
-def __getattr__(name: str) -> Any:
-    for room, names in _ROOMS.items():
-        if name in names:
-            return getattr(import_module(f"niss.simulation.{room}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
