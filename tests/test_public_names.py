@@ -23,7 +23,7 @@ def test_unknown_names_are_attribute_errors():
 def test_every_room_exports_what_it_lists():
     from importlib import import_module
 
-    for room in ("attacks", "data", "learning", "records", "report", "simulation"):
+    for room in ("attacks", "data", "learning", "records", "report"):
         module = import_module(f"niss.{room}")
         for name in module.__all__:
             assert hasattr(module, name), f"{room}.{name}"
