@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,21 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     tables = json.loads(kept.read_text())["tables"]
     assert tables
     assert all(tables.values()), "no table is empty"
+
+
+def test_every_number_of_the_page_was_measured() -> None:
+    """The tables of a claim show a part of what is kept beside them, digit for digit."""
+    sections = (FOLDER / "README.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert len(sections) >= 10
+    for section in sections:
+        programs = set(re.findall(r"(\w+)\.py", section))
+        assert programs <= set(BENCHMARKS)
+        kept = "".join((FOLDER / "measured" / f"{name}.json").read_text() for name in programs)
+        shown = [line for line in section.splitlines() if line.startswith("|")]
+        numbers = numbers_in("\n".join(shown))
+        assert len(numbers) >= 4
+        assert numbers - numbers_in(kept) == set(), section.splitlines()[0]
+
+
+def numbers_in(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", text))
