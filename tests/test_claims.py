@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from niss.claims import best_guess, odds_in_words, printed_claim, rounded_up
+from niss.claims import best_guess, digits, duration, odds_in_words, printed_claim, rounded_up
 
 SOURCE = Path(__file__).parents[1] / "src" / "niss"
 # An epsilon that is formatted where it stands: with a number of digits, or the last ones cut by `toFixed`.
@@ -55,3 +55,23 @@ def test_odds_are_rounded_up_and_name_what_is_guessed() -> None:
     assert "whether a given client's data went in" in odds_in_words(3.0, 1e-5)
     assert "record" in odds_in_words(3.0, 1e-5, unit="record", relation="replace-one")
     assert "100.0 %" in odds_in_words(40.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((None, "–"), (float("inf"), "–"), (0.0, "0"), (0.12345, "0.123"), (1234.56, "1,235")),
+        *((99999.0, "99,999"), (123456.0, "1.23e5"), (0.00012345, "1.23e-4"), (-0.5, "-0.5"), (31.0, "31")),
+        *((199210, "199,210"), (10**12, "1e12"), (1.5e-10, "1.5e-10")),
+    ],
+)
+def test_numbers_are_written_with_the_digits_that_mean_something(value: float | None, text: str) -> None:
+    assert digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (89.0, "89 s"), (90.0, "2 min"), (5400.0, "2 h"), (172799.0, "48 h"), (172800.0, "2 days")],
+)
+def test_durations_are_written_in_a_unit_that_fits(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text

@@ -6,7 +6,6 @@ Usage: python tools/update_demo.py [runs/demo [runs/silos]]
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from niss.figures import png
@@ -23,7 +22,7 @@ BEGIN, END = "<!-- table: demo -->\n", "<!-- end -->"
 def main() -> None:
     report = read_report_input(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo"))
     header, rows = summary_rows(report)
-    lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
+    lines = [header, ("---", "---:", "---:", "---"), *rows]
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     page = ROOT / "docs" / "tutorial.md"
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
@@ -34,11 +33,10 @@ def main() -> None:
 
 
 def draw_accuracy(report: ReportInput, name: str) -> None:
-    """The curves of a comparison on an axis from 0 to 100 %: a page that shows one picture cuts nothing off."""
-    chart = replace(accuracy_chart(report), least=0.0, most=1.0)
+    """The curves of a comparison."""
     for dark in (False, True):
         path = ROOT / "docs" / "images" / f"{name}-accuracy{'-dark' if dark else ''}.png"
-        write_output(path, png(sheet([chart]), dark=dark))
+        write_output(path, png(sheet([accuracy_chart(report)]), dark=dark))
 
 
 if __name__ == "__main__":

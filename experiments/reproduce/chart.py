@@ -31,7 +31,7 @@ from experiments.reproduce.results import (
 from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.tables import as_listed, at_epsilon, leaks_in_order
 from experiments.reproduce.text import FIGURES, figure_name, write_stamps
-from niss.charts import Chart, Curves, Series, Strip, cut_range, marked, points, shown
+from niss.charts import Chart, Curves, Series, Strip, marked, points, shown
 from niss.figures import png
 from niss.files import write_output
 from niss.methods import METHODS, look_of
@@ -109,11 +109,28 @@ def _accuracies(name: str, look: Look, groups: Sequence[Sequence[Cell]]) -> Seri
 
 def _cut(chart: Curves) -> Curves:
     """The chart where its curves differ; those that lie far below are named in its title."""
-    _, _, below = cut_range([[y for _, y in one.points] for one in chart.series])
-    low = [one for number, one in enumerate(chart.series) if number in below]
-    words = [f"\n↓ {one.name}: " + ", ".join(f"{y:.0f}" for _, y in one.points) for one in low]
-    kept = [one for one in chart.series if one not in low]
+    low = far_below([[y for _, y in one.points] for one in chart.series])
+    named = [one for number, one in enumerate(chart.series) if number in low]
+    words = [f"\n↓ {one.name}: " + ", ".join(f"{y:.0f}" for _, y in one.points) for one in named]
+    kept = [one for number, one in enumerate(chart.series) if number not in low]
     return replace(chart, series=kept, title=chart.title + "".join(words))
+
+
+def far_below(curves: Sequence[Sequence[float]]) -> set[int]:
+    """The numbers of the curves that lie below all others where these, together, fill little of the common axis.
+
+    Little is less than two fifths.
+    """
+    kept = {number: values for number, values in enumerate(curves) if len(values)}
+    everything = set(kept)
+    while len(kept) > 2:
+        lowest = min(kept, key=lambda number: max(kept[number]))
+        others = [value for number, values in kept.items() if number != lowest for value in values]
+        whole = max(others) - min(kept[lowest])
+        if max(kept[lowest]) >= min(others) or max(others) - min(others) > 0.4 * whole:
+            break
+        del kept[lowest]
+    return everything - set(kept)
 
 
 def _over_epsilon(results: Iterable[Result], contestants: Iterable[_Contestant]) -> list[Chart]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from niss.claims import rounded_up
+from niss.claims import digits, percent, rounded_up
 from niss.methods.look import DASHED, INK, QUIET, SERIES, LineStyle, Look
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class Curves:
     def written(self, value: float) -> str:
         """A value as it is read off."""
         if self.values == "percent":
-            return f"{100 * value:.1f} %"
-        return rounded_up(value) if self.values == "claim" else f"{value:.3g}"
+            return percent(value)
+        return rounded_up(value) if self.values == "claim" else digits(value)
 
     def tick(self, value: float, axis: str) -> str:
         """What stands at a place of an axis, "x" or "y"."""
@@ -108,9 +108,7 @@ class Curves:
 
     def named(self, one: Series) -> str:
         """The name of a curve, with its last value where curves are named at their ends."""
-        below = self.least is not None and one.points[-1][1] < self.least
-        last = f"  {self.written(one.points[-1][1])}" + (" ↓" if below else "")
-        return short(one.name, 44) + (last if self.ends else "")
+        return short(one.name, 44) + (f"  {self.written(one.points[-1][1])}" if self.ends else "")
 
     def place(self, value: float) -> str:
         """A place on the x axis, as a card is headed with it."""
@@ -218,25 +216,6 @@ def log_tick(value: float, *, powers: bool = False) -> str:
     if not math.isclose(power, round(power), abs_tol=1e-9):
         return f"{value:.3g}"
     return "10" + str(round(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def cut_range(curves: Sequence[Sequence[float]]) -> tuple[float, float, set[int]]:
-    """The part of an axis in which curves differ: its ends, and the numbers of the curves that lie below it.
-
-    A curve is left out where it lies below all others and they, together, fill less than two fifths of the axis that it
-    would need. Whoever draws names it and its values at the lower edge.
-    """
-    kept = {number: values for number, values in enumerate(curves) if len(values)}
-    while len(kept) > 2:
-        lowest = min(kept, key=lambda number: max(kept[number]))
-        others = [value for number, values in kept.items() if number != lowest for value in values]
-        whole = max(others) - min(kept[lowest])
-        if max(kept[lowest]) >= min(others) or max(others) - min(others) > 0.4 * whole:
-            break
-        del kept[lowest]
-    values = [value for values in kept.values() for value in values] or [0.0, 1.0]
-    below = {number for number, one in enumerate(curves) if len(one) and number not in kept}
-    return min(values), max(values), below
 
 
 def spread_out(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:

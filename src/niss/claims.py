@@ -1,7 +1,8 @@
-"""How a claim is written for a reader: rounded up, in one place, and in an attacker's odds.
+"""How numbers are written for a reader, in one place: claims rounded up, others with the digits that mean something.
 
 A claim may be too weak, never too strong, so every printed epsilon goes through `rounded_up`: statements, tables,
-reports, pages and the headlines of attacks all show the same digits for the same number.
+reports, pages and the headlines of attacks all show the same digits for the same number. Any other number goes through
+`digits`, a share through `percent`, a time through `duration`; what a claim means to an attacker says `odds_in_words`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from statistics import NormalDist
 
 NO_GUARANTEE = "no guarantee"
+NOT_APPLICABLE = "–"
 _FORGIVEN = (
     1e-6  # Hundredths of a hundredth: what calibration leaves above a round target is no reason to round up.
 )
@@ -32,6 +34,37 @@ def rounded_up(epsilon: float) -> str:
 def printed_claim(epsilon: float | None) -> str:
     """The same, or that there is no guarantee where there is no finite epsilon."""
     return NO_GUARANTEE if epsilon is None or not math.isfinite(epsilon) else rounded_up(epsilon)
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """A whole number as it is; any other with so many digits that mean something, and all of those before the point.
+
+    >>> digits(199210), digits(0.12345), digits(0.00014312), digits(1e-5), digits(1234.56, 2)
+    ('199,210', '0.123', '1.43e-4', '1e-5', '1,235')
+    """
+    if value is None or not math.isfinite(value):
+        return NOT_APPLICABLE
+    if isinstance(value, int) and abs(value) < 1e9:
+        return f"{value:,}"
+    if value and not 1e-3 <= abs(value) < 1e5:
+        mantissa, power = f"{value:.{count - 1}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(power)}"
+    return f"{value:,.{max(count, len(str(int(abs(value)))))}g}"
+
+
+def percent(share: float | None) -> str:
+    """A share, such as 0.8214, in tenths of a percent: "82.1 %"."""
+    return NOT_APPLICABLE if share is None else f"{100 * share:.1f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """In the largest unit of which there are at least one and a half."""
+    if seconds is None:
+        return NOT_APPLICABLE
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= (2.0 if unit == "days" else 1.5) * length:
+            return f"{round(seconds / length)} {unit}"
+    return f"{round(seconds)} s"
 
 
 def best_guess(epsilon: float, delta: float, mu: float | None = None) -> float:

@@ -64,6 +64,7 @@ def metrics_lines(method: dict[str, Any], rounds: int = ROUNDS) -> list[str]:
                     "loss": 2.3 - 1.6 * rise,
                     "aggregate_variance": method["aggregate_variance"],
                     "aggregate_variance_predicted": method["aggregate_variance_predicted"],
+                    "model_noise_variance": number * (method["aggregate_variance_predicted"] or 0.0),
                     "participants": 200,
                     "tau2": method["tau2"],
                 }

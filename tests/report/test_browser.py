@@ -69,7 +69,7 @@ def test_charts_of_attacks_are_read_under_the_pointer(browser: Any, attacks: str
     ("figure", "said"),
     [
         ("Test accuracy", "niss-kappa-4"),
-        ("Noise variance", "measured: 4.4e-08"),
+        ("Noise in a round", "in a round, measured: 4.4e-8"),
         ("spent at most", "worst-off client"),
     ],
 )

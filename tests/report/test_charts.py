@@ -80,19 +80,19 @@ def test_every_colour_has_its_place_in_both_themes() -> None:
 def test_curves_carry_their_names_and_last_values(demo: Path, width: float) -> None:
     shown = texts(accuracy_chart(read_report_input(demo)), width)
     assert "niss-kappa-4  82.1 %" in shown
-    # Below an axis that is cut to where the others differ.
-    assert "dp-fedavg  21.0 % ↓" in shown
+    assert "dp-fedavg  21.0 %" in shown
+    assert {"0 %", "100 %"} <= set(shown), "distances are what they look like"
     assert any(text.startswith("fedavg (unprotected)  ") for text in shown)
     assert {"Round", "Test accuracy (%)"} <= set(shown)
 
 
-def test_bars_show_values_and_methods_without_noise_say_none(demo: Path) -> None:
+def test_noise_is_shown_in_a_round_and_in_the_model_and_methods_without_say_none(demo: Path) -> None:
     shown = texts(noise_chart(read_report_input(demo)))
-    assert "8.2e-07" in shown
-    assert "measured: 4.4e-08" in shown
+    assert "in a round, measured: 4.4e-8" in shown
+    assert "in the model after the last round, predicted: 1.31e-6" in shown
     assert "none" in shown
     assert "none beyond rounding (3e-19)" in shown
-    assert {"measured", "predicted"} <= set(shown)
+    assert {"in a round, measured", "in a round, predicted"} <= set(shown)
 
 
 def test_a_comparison_without_any_noise_is_drawn(compare: Callable[..., Path]) -> None:
@@ -200,7 +200,7 @@ def test_the_curves_are_the_worst_off_and_the_median_client(tmp_path: Path) -> N
     assert claim == f"budget of {rounded_up(promised)}"
     assert level == pytest.approx(promised)
     assert chart.title == f"niss: ε {rounded_up(three)} spent at most"
-    assert (chart.across, chart.up) == ("Round", "ε spent (δ = 1e-05)")
+    assert (chart.across, chart.up) == ("Round", "ε spent (δ = 1e-5)")
     assert chart.step
     assert chart.most is not None
     assert chart.most > promised

@@ -17,8 +17,8 @@ import pytest
 
 from niss.errors import ConfigError, RunFolderError
 from niss.report import read_report_input, write_report
-from niss.runs.privacy import promise_of, read_promise
-from report.conftest import Page, add_ledger, text_of, write_attack, write_run
+from niss.runs.privacy import read_promise
+from report.conftest import PROMISE, Page, add_ledger, text_of, write_attack, write_run
 
 
 def page_of(folder: Path) -> Page:
@@ -34,8 +34,8 @@ def test_the_page_is_structured_for_all_readers(demo: Path) -> None:
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     assert len(page.all("caption")) == len(page.all("table")) == 3
-    # Promises: 5 columns; results: 8 columns, 6 methods; values: a column for each method and the round, 24 rounds.
-    assert Counter(cell.get("scope") for cell in page.all("th")) == {"col": 5 + 8 + 7, "row": 6 + 6 + 24}
+    # Results: 4 columns, noise: 7, 6 methods; values: a column for each method and the round, 24 rounds.
+    assert Counter(cell.get("scope") for cell in page.all("th")) == {"col": 4 + 7 + 7, "row": 6 + 6 + 24}
     # Two charts, each for a window and for a phone.
     assert [svg["role"] for svg in page.all("svg") if "x" not in svg] == ["img"] * 4
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
@@ -69,7 +69,7 @@ def test_the_page_says_what_was_measured_and_where_it_comes_from(demo: Path) -> 
         "versions.torch",
         "sha256:ab12",
         "seed",
-        "The ε of central-dp assumes a trusted server",
+        "the server (ε is 3.00 against others)",
     ):
         assert said in text, said
     assert "Unfinished" not in text
@@ -178,7 +178,7 @@ def finish(folder: Path, one: dict[str, Any], **statement: Any) -> Path:
 
 def test_a_run_says_what_it_promised_and_what_that_is_worth(run_folder: Path, one: dict[str, Any]) -> None:
     promise = read_promise(add_ledger(finish(run_folder, one | {"epsilon_joint": 2.9912})))
-    assert promise.amount == "ε = 3.00, δ = 1e-05"
+    assert promise.amount == "ε = 3.00, δ = 1e-5"
     # Phi(0.35) = 0.6368, against 0.952 for epsilon alone.
     assert promise.guess == "63.7 %"
     assert promise.odds is not None
@@ -212,26 +212,16 @@ def test_a_broken_ledger_is_never_called_verified(run_folder: Path, one: dict[st
 @pytest.mark.parametrize("statement", ["[]", "{", '{"delta": "x", "unit": 3, "clients": [7]}'])
 def test_a_damaged_statement_is_no_reason_to_fail(demo: Path, statement: str) -> None:
     (demo / "niss-kappa-4" / "privacy.json").write_text(statement, encoding="utf-8")
-    text = text_of(demo)
-    assert "What was promised" in text
-    head = text.partition("What was promised")[2].partition("</thead>")[0]
-    columns = re.findall(r"<th[^>]*>([^<]*)</th>", head)
-    assert columns == ["Method", "Promise", "An attacker is right at most", "Server", "Ledger"]
+    said = text_of(demo).partition("What was promised")[2].partition("</section>")[0]
+    assert len(re.findall("<summary>[a-z0-9-]+: ", said)) == 6
+    assert PROMISE in said
 
 
-def test_the_promise_stands_before_the_accuracy_and_names_who_is_trusted(demo: Path, tmp_path: Path) -> None:
+def test_the_page_opens_with_the_finding_the_accuracy_and_the_results(demo: Path, tmp_path: Path) -> None:
     text = text_of(demo)
-    assert text.index("What was promised") < text.index(">Accuracy<")
-    by_label = {one.label: promise_of(one) for one in read_report_input(demo).methods}
-    servers = {label: one.server for label, one in by_label.items() if one is not None}
-    assert servers == {
-        "fedavg": "trusted",
-        "central-dp": "trusted",
-        "dp-fedavg": "not trusted",
-        "niss-kappa-1": "not trusted",
-        "niss-kappa-4": "not trusted",
-        "niss-as-printed": "–",
-    }
+    headings = re.findall("<h2>(.*?)</h2>", text)
+    assert headings[:4] == ["Accuracy", "Results", "What was promised", "Noise"]
+    assert text.index('class="finding"') < text.index("<h2>")
     unfinished = write_run(tmp_path / "begun", {**_entry(demo), "folder": "begun"})
     assert read_promise(unfinished) is None
 
@@ -246,7 +236,7 @@ def test_the_settings_a_researcher_looks_for_are_on_the_page(demo: Path) -> None
     for name, value in {
         "Model": "mlp, hidden layers 32",
         "Learning rate": "0.1",
-        "Clients": "1\u202f000",
+        "Clients": "1,000",
     }.items():
         assert f"<dt>{name}</dt><dd>{value}</dd>" in text
     assert "<dt>Clip</dt>" in text

@@ -12,7 +12,8 @@ from niss.accounting.plans import Plan
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
 from niss.report import read_report_input
-from niss.report.round_graph import MOST_AROUND, RoundGraph, draw_round_graph, find_round_graph
+from niss.report.page import graph_figure
+from niss.report.round_graph import MOST_AROUND, RoundGraph, find_round_graph
 from report.conftest import write_graph_run
 
 
@@ -32,7 +33,7 @@ def test_the_graph_is_that_of_the_plan(tmp_path: Path, kind: str) -> None:
     assert shown.graph == plan.for_round(members, weights=1 / 60, records=1, beacon=beacon).graph
     assert shown.clients == tuple(map(str, members))
     assert shown.clients[shown.centre] == "14", "the client that was charged most"
-    assert "is the one that was used" in draw_round_graph(shown).caption
+    assert "is the one that was used" in graph_figure(shown)
 
 
 @pytest.mark.slow
@@ -101,7 +102,7 @@ def test_the_graph_of_the_protocol_is_the_one_it_agreed_on(
     assert (shown.round, shown.origin) == (2, "beacon")
     assert shown.graph == agreed[-1]
     assert shown.graph != agreed[0]
-    assert "from the recorded beacon of the round" in draw_round_graph(shown).caption
+    assert "from the recorded beacon of the round" in graph_figure(shown)
 
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for change in ({"beacon": "00" * 32}, {"graph": "00" * 32}, {"terms": "33"}, None):
@@ -140,19 +141,19 @@ def test_a_resumed_run_of_the_protocol_records_every_round(
 
 def test_a_large_round_is_shown_by_one_client_and_its_neighbours(tmp_path: Path) -> None:
     shown = shown_in(write_graph_run(tmp_path / "run", clients=80, neighbours=40.0))
-    drawing, around = draw_round_graph(shown), shown.graph.neighbours(shown.centre).size
-    assert drawing.svg.count('<g class="seat') == MOST_AROUND + 1
-    assert drawing.svg.count('<g class="seat centre"') == 1
-    assert f"{MOST_AROUND} of the {around} clients" in drawing.caption
-    assert 'class="share sent"' in drawing.svg
+    drawing, around = graph_figure(shown).split("<ul")[0], shown.graph.neighbours(shown.centre).size
+    assert drawing.count('<g class="seat') == MOST_AROUND + 1
+    assert drawing.count('<g class="seat centre"') == 1
+    assert f"{MOST_AROUND} of the {around} clients" in " ".join(drawing.split())
+    assert 'class="share sent"' in drawing
 
 
 def test_colluders_are_marked_as_an_assumption(tmp_path: Path) -> None:
     shown = shown_in(write_graph_run(tmp_path / "run", clients=20, collusion=0.15))
     assert len(shown.colluders) == 3
     assert shown.centre not in shown.colluders
-    assert draw_round_graph(shown).svg.count("assumed to collude</title>") == 3
-    assert "not clients seen to collude" in draw_round_graph(shown).caption
+    assert graph_figure(shown).count("assumed to collude</title>") == 3
+    assert "not clients seen to collude" in graph_figure(shown)
 
 
 def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_path: Path) -> None:
@@ -160,9 +161,9 @@ def test_drops_of_the_protocol_are_marked_and_its_graph_is_said_to_stand_in(tmp_
     changes: dict[str, Any] = {"clients": 20, "exchange": "protocol", "dropout": 0.3}
     right = shown_in(write_graph_run(tmp_path / "right", dropped=int(drawn.sum()), **changes))
     assert right.dropped == {seat for seat in range(20) if drawn[seat]}
-    assert draw_round_graph(right).svg.count("dropped out</title>") == drawn.sum()
+    assert graph_figure(right).count("dropped out</title>") == drawn.sum()
     assert right.origin is None
-    assert "is not in its record" in draw_round_graph(right).caption
+    assert "is not in its record" in graph_figure(right)
     wrong = shown_in(write_graph_run(tmp_path / "wrong", dropped=1 + int(drawn.sum()), **changes))
     assert not wrong.dropped, "seats that do not match the recorded number are not guessed"
 

@@ -23,7 +23,7 @@ from niss.errors import ConfigError, RunFolderError
 from niss.report import read_report_input, summary_rows, write_report
 from niss.report.attacks import attack_cell
 from niss.report.page import render_page
-from niss.report.summary import COLUMNS, caveats, finding, read_rows, write_csv
+from niss.report.summary import COLUMNS, caveats, finding, noise_rows, read_rows, write_csv
 from report.conftest import ROUNDS, Page, write_graph_run
 
 
@@ -66,8 +66,8 @@ def test_an_unfinished_run_shows_its_last_evaluation_and_claims_nothing(run_fold
     assert method.aggregate_variance == pytest.approx(4.4e-8)
     assert (report.title, report.target_epsilon, report.niss_version) == ("demo: niss-kappa-4", 3.0, "0.1.0")
     row = summary_rows(report).rows[0]
-    assert row[3].endswith("% (round 30)")
-    assert row[6:] == ("unfinished", "unfinished"), "neither a guarantee nor its absence"
+    assert row[1].endswith("% (round 30)")
+    assert row[2] == noise_rows(report).rows[0][-1] == "unfinished", "neither a guarantee nor its absence"
     assert finding(report).startswith("This run is unfinished: 30 of 30 rounds are done")
     assert caveats(report) == []
 
@@ -160,18 +160,34 @@ def test_a_method_that_this_version_does_not_know_is_still_read(compare: Callabl
 
 
 def test_rows_are_formatted_for_reading(demo: Path) -> None:
-    header, rows = summary_rows(read_report_input(demo))
-    assert len(header) == 8
-    assert {len(row) for row in rows} == {8}
-    by_label = {row[0]: row[1:] for row in rows}
-    assert by_label["fedavg"] == ("–", "–", "85.0 %", "none", "none", "not private", "not private")
-    assert by_label["niss-kappa-4"] == ("4", "0.01", "82.1 %", "4.4e-08", "4.36e-08", "3.00", "1.10")
-    assert by_label["niss-as-printed"][-2:] == ("no guarantee", "1.10")
+    report = read_report_input(demo)
+    results = {row[0]: row[1:] for row in summary_rows(report).rows}
+    assert results == {
+        "fedavg": ("85.0 %", "not private", "all who see the updates"),
+        "central-dp": ("84.0 %", "no guarantee", "the server (ε is 3.00 against others)"),
+        "dp-fedavg": ("21.0 %", "3.00", "nobody"),
+        "niss-kappa-1": ("79.2 %", "3.00", "all clients not to help the server"),
+        "niss-kappa-4": ("82.1 %", "3.00", "all clients not to help the server"),
+        "niss-as-printed": ("84.8 %", "no guarantee", "–"),
+    }
+    noise = {row[0]: row[1:] for row in noise_rows(report).rows}
+    assert noise["fedavg"] == ("–", "–", "none", "none", "none", "not private")
+    assert noise["niss-kappa-4"] == ("4", "0.01", "4.4e-8", "4.36e-8", "1.31e-6", "1.10")
+    assert noise["niss-as-printed"][-1] == "1.10"
+
+
+def test_a_share_of_colluders_is_part_of_who_is_trusted(run_folder: Path) -> None:
+    manifest = run_folder / "manifest.json"
+    for unit, collusion, said in (("client", 0.2, "80 % of the clients"), ("record", 0.0, "all silos")):
+        values = json.loads(manifest.read_text())
+        values["config"]["privacy"] |= {"collusion": collusion, "unit": unit}
+        manifest.write_text(json.dumps(values))
+        assert summary_rows(read_report_input(run_folder)).rows[0][3] == f"{said} not to help the server"
 
 
 def test_a_run_without_rounds_does_not_claim_to_be_free_of_noise(run_folder: Path) -> None:
     (run_folder / "metrics.jsonl").write_text("", encoding="utf-8")
-    assert summary_rows(read_report_input(run_folder)).rows[0][3:6] == ("–", "–", "–")
+    assert noise_rows(read_report_input(run_folder)).rows[0][2:6] == ("–", "–", "–", "–")
 
 
 UNPROVEN = {"epsilon_joint": None}
@@ -183,26 +199,26 @@ UNPROVEN = {"epsilon_joint": None}
         (
             {},
             {},
-            "At the same joint ε of 3.00, niss-kappa-4 comes closest to fedavg (85.0 %), at 82.1 %, 2.9 percentage "
-            "points below it; dp-fedavg falls 64.0 percentage points behind fedavg, at 21.0 %.",
+            "At the same ε of 3.00 against the server, niss-kappa-4 comes closest to fedavg (85.0 %), at 82.1 %, 2.9 "
+            "percentage points below it; dp-fedavg falls 64.0 percentage points behind fedavg, at 21.0 %.",
         ),
         (
             {"dp-fedavg": {"accuracy": 0.83}},
             {},
-            "At the same joint ε of 3.00, dp-fedavg comes closest to fedavg (85.0 %), at 83.0 %, 2.0 percentage "
-            "points below it; niss-kappa-4 falls 2.9 percentage points behind fedavg, at 82.1 %.",
+            "At the same ε of 3.00 against the server, dp-fedavg comes closest to fedavg (85.0 %), at 83.0 %, 2.0 "
+            "percentage points below it; niss-kappa-4 falls 2.9 percentage points behind fedavg, at 82.1 %.",
         ),
         (
             {"fedavg": None},
             {},
-            "At the same joint ε of 3.00, niss-kappa-4 reaches the highest accuracy, 82.1 %; "
+            "At the same ε of 3.00 against the server, niss-kappa-4 reaches the highest accuracy, 82.1 %; "
             "dp-fedavg falls 61.1 percentage points behind niss-kappa-4, at 21.0 %.",
         ),
         ({"niss-kappa-4": {"epsilon_joint": 9.0}}, {}, "niss-kappa-1 comes closest"),
         (
             {"niss-kappa-4": {"epsilon_joint": 9.0}},
             {"target_epsilon": None},
-            "At a joint ε of at most 9.00, niss-kappa-4 comes closest",
+            "At an ε of at most 9.00 against the server, niss-kappa-4 comes closest",
         ),
         ({"niss-kappa-1": {"accuracy": 0.82104}}, {}, "niss-kappa-1 and niss-kappa-4 come closest"),
         ({"niss-kappa-4": {"accuracy": 0.85}}, {}, "niss-kappa-4 does as well as fedavg, at 85.0 %"),
@@ -227,7 +243,7 @@ def test_the_finding_says_what_the_numbers_support(
 ) -> None:
     found = finding(read_report_input(compare(changes, **summary)))
     assert found == said if said.endswith(".") else said in found
-    assert found.startswith(("At the same joint", "At a joint ε of at most 9.00", "No method"))
+    assert found.startswith(("At the same ε", "At an ε of at most 9.00 against the server", "No method"))
 
 
 def test_methods_that_trust_the_server_prove_nothing_or_spend_more_are_left_out_and_said_to_be(
@@ -237,8 +253,8 @@ def test_methods_that_trust_the_server_prove_nothing_or_spend_more_are_left_out_
     assert not {"central-dp", "niss-as-printed", "niss-kappa-1"} & set(finding(report).split())
     beside = " ".join(caveats(report))
     for why, which in {
-        "since the server is trusted with the clear": "central-dp (84.0 %)",
-        "for want of a guarantee in the joint view": "niss-as-printed (84.8 %)",
+        "since the server is trusted": "central-dp (84.0 %)",
+        "for want of a guarantee against the server": "niss-as-printed (84.8 %)",
         "for more than the target ε": "niss-kappa-1 (79.2 %)",
     }.items():
         assert re.search(f"Left out of the finding {why}[^:]*: {re.escape(which)}", beside)
@@ -275,9 +291,10 @@ def test_page_table_and_finding_show_the_same_digits(folder: Path) -> None:
     assert "2.35" in shown
     assert "7.97" not in shown
     assert "2.34" not in shown
-    rows = {row[0]: row for row in summary_rows(report).rows}
-    assert rows["niss-kappa-4"][6:] == ("7.98", "2.35")
-    assert rows["central-dp"][6:] == ("7.98, server trusted", "no guarantee")
+    results, noise = ({row[0]: row for row in table(report).rows} for table in (summary_rows, noise_rows))
+    assert (results["niss-kappa-4"][2], noise["niss-kappa-4"][-1]) == ("7.98", "2.35")
+    assert (results["central-dp"][2], noise["central-dp"][-1]) == ("no guarantee", "no guarantee")
+    assert "ε is 7.98 against others" in results["central-dp"][3]
     words = " ".join([finding(report), *caveats(report)])
     assert set(_NUMBERS.findall(words)) == {"7.98"}
 

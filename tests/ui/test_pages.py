@@ -23,7 +23,7 @@ from niss.settings import described
 from niss.simulation.inputs import sample_spec
 from niss.svg import MOST_BANDS
 from niss.ui import app as ui_app
-from niss.ui.pages import digits, duration, in_code
+from niss.ui.pages import in_code
 from ui.conftest import cli_plan, get, play_round, serving, write_run
 
 RECORDS = {"unit": "record", "participants": 10, "records": 60_000, "batch": 0.05, "rounds": 600}
@@ -350,26 +350,6 @@ def test_all_clients_say_how_often_each_takes_part(server: str) -> None:
         del asked["clients"]
         said = get(server, "/api/plan", asked | {"participations": often}).json()["plan"]
         assert said["tau2"] == answer["plan"]["tau2"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *((None, "–"), (float("inf"), "–"), (0.0, "0"), (0.12345, "0.123"), (1234.56, "1,235")),
-        *((99999.0, "99,999"), (123456.0, "1.23e5"), (0.00012345, "1.23e-4"), (-0.5, "-0.5"), (31.0, "31")),
-        *((199210, "199,210"), (10**12, "1.00e12"), (1.5e-10, "1.50e-10")),
-    ],
-)
-def test_numbers_are_written_with_the_digits_that_mean_something(value: float | None, text: str) -> None:
-    assert digits(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "–"), (89.0, "89 s"), (90.0, "2 min"), (5400.0, "2 h"), (172799.0, "48 h"), (172800.0, "2 days")],
-)
-def test_durations_are_written_in_a_unit_that_fits(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_the_page_offers_every_dataset_with_a_model_that_fits(server: str) -> None:

@@ -274,20 +274,12 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
     """Print the summary as JSON or as a table, write the report and say where it is; rank 0 does it for all."""
     if rank():
         return
-    from niss.methods import METHODS
     from niss.report import read_report_input, summary_rows, write_report
 
     if as_json:
         print_json(result.summary)
     else:
-        # Where the terminal is narrow, kappa, tau^2 and the predicted noise go first: they are in the report.
-        print_table(*summary_rows(read_report_input(folder)), spare=(1, 2, 5))
-        for line in result.summary.get("methods", [result.summary]):
-            method = METHODS.get(line["method"])
-            if method is not None and method.trusts_server:
-                secret = ", and that nobody learns who took part" if method.secret_draw else ""
-                trusted = "its epsilon assumes a trusted server, which sees every bare update"
-                print_sentence(f"{method.name}: {trusted}{secret}.")
+        print_table(*summary_rows(read_report_input(folder)), left=(0, 3))
         if "methods" not in result.summary:
             _print_promise(folder)
     try:

@@ -172,7 +172,7 @@ class Method(ABC):
     name            as in configurations, files and tables
     look            how it is drawn, the same in every figure
     private         whether any noise is added at all
-    trusts          in words, whom a client has to trust
+    trusts          in words, whom a client has to trust; `{clients}` stands for those that are assumed not to collude
     trusts_server   whether its epsilon holds only if the server is trusted with every bare update
     adds_own_noise  whether every client hides its upload with noise of its own that nothing cancels
     shares_noise    whether clients share noise over a graph, so that it cancels in the sum

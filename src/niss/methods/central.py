@@ -41,7 +41,7 @@ class CentralDp(Method):
 
     name = "central-dp"
     look = Look(ORANGE, "s", DASHED)
-    trusts = "the server, which sees every bare update"
+    trusts = "the server"
     trusts_server = True
 
     def add_server_noise(self, total: FloatArray, round: RoundPlan, history: NoiseHistory) -> None:
@@ -73,7 +73,7 @@ class Alone(CentralDp):
 
     name = "alone"
     look = Look(CRIMSON, "X", SHORT)
-    trusts = "nobody: nothing leaves the client but its model"
+    trusts = "nobody"
     trusts_server = False
     samplings = ("alone",)
 
@@ -102,7 +102,7 @@ class CentralDpSampled(CentralDp):
 
     name = "central-dp-sampled"
     look = Look(BROWN, "<", DASH_DOT)
-    trusts = "the server, which sees every bare update, and everyone who learns who took part"
+    trusts = "the server, and who learns who took part"
     samplings = ("poisson",)
     secret_draw = True
     whole_run = True

@@ -21,7 +21,7 @@ class FedAvg(Method):
 
     name = "fedavg"
     look = Look(INK, "p", DOTTED, hollow=True)
-    trusts = "the server, and everyone who sees the uploads or the model"
+    trusts = "all who see the updates"
     private = False
 
     def adversary(self, plan: Plan) -> str:

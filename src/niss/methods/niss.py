@@ -68,7 +68,7 @@ class Niss(Method):
 
     name = "niss"
     look = Look(BLUE, "o")
-    trusts = "that at most the assumed number of participants collude with the server"
+    trusts = "{clients} not to help the server"
     shares_noise = True
     has_protocol = True
     carrying = "niss-carried"

@@ -43,7 +43,7 @@ class SecAggDdg(Method):
 
     name = "secagg-ddg"
     look = Look(PURPLE, "^", DASHED)
-    trusts = "that at most the assumed number of participants collude, and that the others add their part of the noise"
+    trusts = "{clients} to add noise, and not to help the server"
     masks_uploads = True
     settings = frozenset(("collusion",))
 

@@ -15,12 +15,11 @@ from typing import Any
 from markupsafe import Markup
 
 from niss.charts import Chart, charts_from_json
-from niss.claims import printed_claim, rounded_up
+from niss.claims import NOT_APPLICABLE, digits, printed_claim, rounded_up
 from niss.errors import RunFolderError
 from niss.files import MANIFEST, METRICS, RESULT, SUMMARY, JsonObject
 from niss.report.summary import SummaryTable
 from niss.runs.folder import ReportInput, read_object
-from niss.runs.privacy import NOT_APPLICABLE
 from niss.svg import in_two_widths
 
 # So many attacks are shown in the report on a run, with pictures of at most so many bytes each, since they become part
@@ -191,7 +190,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return digits(value)
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     if isinstance(value, dict):

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from niss.accounting import Charge, LedgerFile
 from niss.accounting.ledger import Amount, Limit, client_order
 from niss.charts import evenly_spaced
-from niss.claims import rounded_up
+from niss.claims import NOT_APPLICABLE, digits, rounded_up
 from niss.errors import PrivacyError
 from niss.files import LIMITS, find_json
 from niss.mechanism import Slots
 from niss.runs.folder import MethodResult, ReportInput
-from niss.runs.privacy import NOT_APPLICABLE, read_ledger
+from niss.runs.privacy import read_ledger
 
 # A curve of so many steps looks no different from one of more.
 MOST_ROUNDS = 150
@@ -140,7 +140,7 @@ def format_spent(amount: Amount) -> str:
     """mu with four digits, which is compared and added up, never claimed, so it is not rounded up; or a number."""
     if isinstance(amount, Slots):
         return str(amount.size)
-    return f"{amount:.4g}" if math.isfinite(amount) else "∞"
+    return digits(amount, 4) if math.isfinite(amount) else "∞"
 
 
 def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:

@@ -3,7 +3,8 @@
 The text of the page stands in templates/; here are the values that go into it:
 
     page.html.j2     the frame: head, style, content policy
-    run.html.j2      a run or a comparison, from its finding to its provenance
+    run.html.j2      a run or a comparison, from its finding and its curves to its provenance
+    graph.html.j2    the share graph of a round, with its caption and its signs
     attack.html.j2   an attack alone
     several.html.j2  an overview of several folders, then each as an article, its headings one level deeper
 
@@ -15,33 +16,38 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from niss.claims import digits, duration, percent
 from niss.errors import ConfigError, RunFolderError
 from niss.files import PRIVACY, REPORT, JsonObject, write_output
 from niss.report.attacks import AttackReport, find_attacks, holds_only_an_attack, read_attack_report
 from niss.report.ledger import read_spending
-from niss.report.round_graph import draw_round_graph, find_round_graph
+from niss.report.round_graph import RoundGraph, find_round_graph, layout
 from niss.report.run_charts import accuracy_chart, noise_chart, spending_charts
 from niss.report.summary import (
     WORDS,
     SummaryTable,
     caveats,
     finding,
-    format_accuracy,
+    noise_rows,
     settings_of,
     summary_rows,
 )
-from niss.report.templates import render
-from niss.runs.folder import MethodResult, ReportInput, read_object, read_report_input
-from niss.runs.privacy import NOT_APPLICABLE, PromiseInWords, format_epsilon, promise_of
+from niss.runs.folder import ReportInput, read_object, read_report_input
+from niss.runs.privacy import promise_of
 from niss.svg import in_two_widths
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # The page loads nothing, and says so to the browser: whatever slipped in would still not be fetched or run.
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -50,6 +56,37 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 MOST_LISTED = 12
 
 Source = ReportInput | AttackReport
+
+
+@cache
+def environment(room: str, folder: str = "templates") -> Environment:
+    """Templates of a folder of a room; an undefined name is an error, and what is put into one is escaped.
+
+    Not escaped is `Markup`, which only our own code makes: drawings, whose texts are escaped one by one, and templates
+    that were filled in before.
+    """
+    # Takes as long to load as the rest of this room together.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(room, folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"prose": _prose, "digits": digits, "percent": percent, "duration": duration}
+    return environment
+
+
+def _prose(text: str) -> str:
+    """`text` with no line break between a number and its percent sign."""
+    return text.replace(" %", "\u00a0%")
+
+
+def _render(template: str, **values: Any) -> Markup:
+    """A template of this room, filled in."""
+    return Markup(environment("niss.report").get_template(template).render(values))
 
 
 def write_report(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
@@ -88,7 +125,7 @@ def render_page(*reports: Source) -> str:
         title, body = reports[0].title, _body(reports[0], level=1)
     else:
         title, body = _several(reports)
-    return render("page.html.j2", content_policy=CONTENT_POLICY, title=title, style=Markup(style), body=body)
+    return _render("page.html.j2", content_policy=CONTENT_POLICY, title=title, style=Markup(style), body=body)
 
 
 def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
@@ -102,12 +139,11 @@ def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
         first, *others = tables[0][1].header
         rows = [(label, name, *cells) for name, table in tables for label, *cells in table.rows]
         overview = SummaryTable((first, "Run", *others), tuple(rows))
-    body = render(
+    body = _render(
         "several.html.j2",
         title=title,
         overview=overview,
         words=WORDS,
-        trusting=_trusting(method for report in runs for method in report.methods),
         parts=[(report, _body(report, level=2)) for report in reports],
     )
     return title, body
@@ -116,13 +152,12 @@ def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
 def _body(report: Source, *, level: int) -> Markup:
     """What the page says about one folder; `level` of its title is 1 where it is that of the page."""
     if isinstance(report, AttackReport):
-        return render("attack.html.j2", level=level, report=report, byline=_byline(report, "Attack", None))
+        return _render("attack.html.j2", level=level, report=report, byline=_byline(report, "Attack", None))
     notes: list[str] = []
     # These two may add notes, which stand at the head of the page.
     spent = read_spending(report, notes)
     attacks = find_attacks(report, notes)
-    promises = [one for one in map(promise_of, report.methods) if one is not None]
-    return render(
+    return _render(
         "run.html.j2",
         level=level,
         report=report,
@@ -132,21 +167,24 @@ def _body(report: Source, *, level: int) -> Markup:
         notes=[*report.notes, *notes],
         accuracy_svg=in_two_widths(accuracy_chart(report)),
         evaluations=_evaluations(report),
-        noise_svg=in_two_widths(noise_chart(report)),
         results=summary_rows(report),
         words=WORDS,
-        trusting=_trusting(report.methods),
+        noise_svg=in_two_widths(noise_chart(report)),
+        noise=noise_rows(report),
         spending_svg=in_two_widths(*spending_charts(spent)) if spent else None,
         released_only=[method.label for method in report.methods if method.trusts_the_server],
-        graph=draw_round_graph(graph) if (graph := find_round_graph(report)) else None,
-        views_differ=_views_differ(report),
+        graph=graph_figure(graph) if (graph := find_round_graph(report)) else None,
         attacks=attacks,
+        promises=[(method, promise_of(method)) for method in report.methods],
         limits=_limits(report),
         settings=settings_of(report),
-        promises=promises,
-        promise_table=_promise_table(promises),
         **_provenance(report),
     )
+
+
+def graph_figure(graph: RoundGraph) -> Markup:
+    """The drawing of a round's share graph, with its caption and its signs."""
+    return _render("graph.html.j2", **layout(graph))
 
 
 def _byline(report: Source, kind: str, created: str | None) -> str:
@@ -163,47 +201,10 @@ def _evaluations(report: ReportInput) -> SummaryTable:
     methods = [method for method in report.methods if method.evaluations]
     columns = [dict(method.evaluations) for method in methods]
     rows = [
-        (str(number), *(format_accuracy(one[number]) if number in one else NOT_APPLICABLE for one in columns))
+        (str(number), *(percent(one.get(number)) for one in columns))
         for number in sorted({number for one in columns for number in one})
     ]
     return SummaryTable(("Round", *(method.label for method in methods)), tuple(rows))
-
-
-def _promise_table(promises: Sequence[PromiseInWords]) -> SummaryTable:
-    """The promises of several methods side by side."""
-    header = ("Method", "Promise", "An attacker is right at most", "Server", "Ledger")
-    rows = [
-        (
-            one.label,
-            one.amount,
-            one.guess or NOT_APPLICABLE,
-            one.server,
-            "verified" if one.verified else NOT_APPLICABLE,
-        )
-        for one in promises
-    ]
-    return SummaryTable(header, tuple(rows))
-
-
-def _trusting(methods: Iterable[MethodResult]) -> list[str]:
-    """The labels of methods whose epsilon assumes a trusted server, each once."""
-    trusting = (one.label for one in methods if one.trusts_the_server and one.epsilon_joint is not None)
-    return list(dict.fromkeys(trusting))
-
-
-def _views_differ(report: ReportInput) -> list[str]:
-    """Both epsilons of each method for which the joint and the marginal view differ, as printed.
-
-    Methods that trust the server are left out: their epsilon is neither view's, but that of the released models.
-    """
-    differences = []
-    for method in report.methods:
-        joint = format_epsilon(method, method.epsilon_joint)
-        marginal = format_epsilon(method, method.epsilon_marginal)
-        differ = method.is_private and method.finished and not method.trusts_the_server and joint != marginal
-        if differ and report.unit != "record":
-            differences.append(f"{method.label}, joint view: {joint}, marginal view: {marginal}")
-    return differences
 
 
 def _limits(report: ReportInput) -> dict[str, list[str]]:

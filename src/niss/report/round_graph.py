@@ -7,9 +7,9 @@ graph made in the same way stands for it, and is said to.
 The participants are those that the ledger charged in its last entry. All of this is public in the protocol: the graph
 shows who shares noise with whom, and nothing about any share.
 
-Drawn is all of a small round, or one client and its neighbours of a large one, in SVG by a template, in the classes
-that style.css gives colours to. Clients are called by their seat, their place in the round, from 0; a client and the
-shares it sends are one group, so that pointing at the client brings them out.
+Drawn is all of a small round, or one client and its neighbours of a large one, in SVG by a template of the page, in the
+classes that style.css gives colours to. Clients are called by their seat, their place in the round, from 0; a client
+and the shares it sends are one group, so that pointing at the client brings them out.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from markupsafe import Markup
 
 from niss.accounting import Plan
 from niss.errors import NissError
@@ -30,7 +29,6 @@ from niss.mechanism.noise import colluders_among
 from niss.protocol.agreement import draw_graph
 from niss.protocol.keys import LINKS_PER_ROUND
 from niss.randomness import SimStream
-from niss.report.templates import render
 from niss.runs import RoundRecord
 from niss.runs.folder import MethodResult, ReportInput
 from niss.runs.privacy import read_ledger
@@ -216,22 +214,11 @@ _REMARKS = {"colluder": ", assumed to collude", "dropped": ", dropped out"}
 Point = tuple[float, float]
 
 
-class GraphDrawing(NamedTuple):
-    """Inline SVG in the colours of the page, what the reader must know to read it rightly, and its signs.
+def layout(shown: RoundGraph) -> dict[str, Any]:
+    """What graph.html.j2 draws: all seats on a circle, or that to look at with (some of) its neighbours around it.
 
-    Each sign is a kind of seat and its meaning. A kind is the CSS class of the sign, and what the template draws it by:
-    centre, honest, colluder or dropped.
-    """
-
-    svg: Markup
-    caption: Markup
-    legend: list[tuple[str, str]]
-
-
-def draw_round_graph(shown: RoundGraph) -> GraphDrawing:
-    """All seats on a circle, or the seat to look at in the middle with (some of) its neighbours around it.
-
-    Of a large round only shares between the seats that are drawn appear.
+    Of a large round only shares between the seats that are drawn appear. A kind of seat, centre, honest, colluder or
+    dropped, is the CSS class of its sign, and what the template draws it by.
     """
     graph, whole = shown.graph, shown.graph.size <= MOST_WHOLE
     middle: dict[int, Point] = {} if whole else {shown.centre: (_SIZE / 2, _SIZE / 2)}
@@ -256,25 +243,23 @@ def draw_round_graph(shown: RoundGraph) -> GraphDrawing:
         }
         for seat, (x, y) in places.items()
     ]
-    words = render(
-        "graph_caption.html.j2",
-        round_graph=shown,
-        whole=whole,
-        drawn=len(places) - 1,
-        around=graph.neighbours(shown.centre).size,
-    )
     signs = [
         ("centre", "the client looked at", not whole),
         ("honest", "client", True),
         ("colluder", "assumed to collude with the server", bool(shown.colluders)),
         ("dropped", "dropped out", bool(shown.dropped)),
     ]
-    description = _describe(shown, whole=whole)
-    return GraphDrawing(
-        render("graph.svg.j2", size=f"{_SIZE:.0f}", radius=_RADIUS, description=description, seats=seats),
-        Markup(" ").join(words.split()),
-        [(kind, meaning) for kind, meaning, occurs in signs if occurs],
-    )
+    return {
+        "round_graph": shown,
+        "whole": whole,
+        "drawn": len(places) - 1,
+        "around": graph.neighbours(shown.centre).size,
+        "size": f"{_SIZE:.0f}",
+        "radius": _RADIUS,
+        "description": _describe(shown, whole=whole),
+        "seats": seats,
+        "legend": [(kind, meaning) for kind, meaning, occurs in signs if occurs],
+    }
 
 
 def _around(shown: RoundGraph) -> list[int]:

@@ -14,22 +14,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niss.charts import Chart, Curves, Mark, Rows, Series, cut_range, marked, numbered, points, short
-from niss.claims import rounded_up
+from niss.charts import Chart, Curves, Mark, Rows, Series, marked, numbered, points, short
+from niss.claims import digits, rounded_up
 from niss.errors import ConfigError
 from niss.files import write_output
 from niss.methods import look_of
 from niss.methods.look import DOTTED, INK, QUIET, SERIES, Look
-from niss.report.summary import format_variance
+from niss.report.summary import format_variance, noise_of
 from niss.runs.folder import MethodResult, ReportInput, looks
 
 if TYPE_CHECKING:
     from niss.report.ledger import Spending
 
-# Noise that cancels leaves floating-point rounding behind; below this share of the largest there is no bar.
+# Noise that cancels leaves floating-point rounding behind; below this share of the largest nothing is drawn.
 ROUNDING = 1e-9
-# Of a run, the part after the first third decides which accuracies the axis shows.
-_SETTLED = 3
+_IN_MODEL = "in the model after the last round, predicted"
 # Of what is spent after each round.
 _STEPS: dict[str, Any] = {
     **{"across": "Round", "head": "Round", "least": 0.0, "start": 0.0, "step": True, "values": "claim"}
@@ -68,8 +67,7 @@ def accuracy_chart(report: ReportInput) -> Curves:
     """One curve for each method that has been evaluated, named at its end with its last accuracy.
 
     The axis of rounds reaches to the last round planned, so that an unfinished run shows what is missing; that of
-    accuracy is cut to where the curves differ, from somewhat below the least settled accuracy to a little above the
-    best, and names those that end below it.
+    accuracy from 0 to 100 %, so that distances are what they look like.
     """
     series = [
         Series(
@@ -78,9 +76,6 @@ def accuracy_chart(report: ReportInput) -> Curves:
         for method, look in zip(report.methods, looks(report), strict=True)
         if method.evaluations
     ]
-    settled = [[value for _, value in one.points[len(one.points) // _SETTLED :]] for one in series]
-    low, high, _ = cut_range(settled)
-    room = max(0.25 * (high - low), 0.02)
     done = max((method.rounds_done for method in report.methods), default=0)
     return Curves(
         title="Test accuracy by round",
@@ -88,8 +83,8 @@ def accuracy_chart(report: ReportInput) -> Curves:
         up="Test accuracy (%)",
         series=series,
         head="Round",
-        least=max(0.0, low - 2 * room),
-        most=min(1.0, high + 0.4 * room),
+        least=0.0,
+        most=1.0,
         start=0.0,
         end=float(max(done, report.rounds or 1)),
         values="percent",
@@ -103,36 +98,36 @@ def _name(method: MethodResult) -> str:
 
 
 def noise_chart(report: ReportInput) -> Rows:
-    """A bar for each method's measured variance on a logarithmic axis, and a mark at the predicted one.
+    """For each method a bar for the noise in the model, and marks for that in a round, on a logarithmic axis.
 
     Where noise cancels exactly only rounding is left, many powers of ten below the rest (see `ROUNDING`): it is
     written out instead of drawn, and so is that a method adds none.
     """
-    found = [(one.aggregate_variance, one.aggregate_variance_predicted) for one in report.methods]
-    least = ROUNDING * max((value for pair in found for value in pair if value), default=0.0)
+    found = [noise_of(one) for one in report.methods]
+    least = ROUNDING * max((value for one in found for value in one if value), default=0.0)
     rows, notes = [], []
-    for method, look, pair in zip(report.methods, looks(report), found, strict=True):
-        kinds = (("measured", look), ("predicted", Look(INK, "|")))
+    for method, look, variances in zip(report.methods, looks(report), found, strict=True):
+        kinds = (("in a round, measured", look), ("in a round, predicted", Look(INK, "|")), (_IN_MODEL, look))
         marks = [
-            Mark(name, mark, value, format_variance(value), bar=name == "measured")
-            for (name, mark), value in zip(kinds, pair, strict=True)
+            Mark(name, mark, value, format_variance(value), bar=name == _IN_MODEL)
+            for (name, mark), value in zip(kinds, variances, strict=True)
             if value and value > least
         ]
         rows.append((method.label, marks))
-        notes.append(format_variance(pair[0]) if marks else _no_bar(method))
+        notes.append("" if marks else _no_mark(method))
     return Rows(
-        title="Noise variance left in the aggregate, by method",
-        across="Noise variance in the aggregated update (log scale)",
+        title="Noise in a round and in the model, by method",
+        across="Variance of the noise in each parameter (log scale)",
         rows=rows,
         log=True,
         notes=tuple(notes),
     )
 
 
-def _no_bar(method: MethodResult) -> str:
-    if method.aggregate_variance is None and not method.finished:
-        return "not measured yet"
+def _no_mark(method: MethodResult) -> str:
     measured = method.aggregate_variance
+    if measured is None and not method.finished:
+        return "not measured yet"
     return f"none beyond rounding ({format_variance(measured)})" if measured else "none"
 
 
@@ -163,7 +158,7 @@ def spending_charts(spendings: Sequence[Spending]) -> list[Curves]:
         charts.append(
             Curves(
                 title=f"{short(one.label)}: ε {rounded_up(float(one.most[-1]))} spent at most",
-                up=f"ε spent (δ = {one.delta:g})",
+                up=f"ε spent (δ = {digits(one.delta)})",
                 series=series,
                 levels={} if one.budget is None else {f"budget of {rounded_up(one.budget)}": one.budget},
                 most=1.15 * highest or 1.0,
@@ -213,10 +208,10 @@ def _kappa_chart(plan: Mapping[str, Any]) -> Curves:
     server, each = (
         ("one curator", "each silo alone") if plan["unit"] == "record" else ("trusted server", "DP-FedAvg")
     )
-    name = f"the plan: {chosen:.3g} at κ {kappa:.3g}"
+    name = f"the plan: {digits(chosen)} at κ {digits(kappa)}"
     series.append(Series(name, Look(INK, "o"), points([kappa], [chosen], "xy"), line=False))
     ideal, local = plan["ratio_ideal"], chosen / plan["ratio_to_local"]
-    levels = {f"{server}: 1": 1.0, f"{each}: {local:.3g}": local}
+    levels = {f"{server}: 1": 1.0, f"{each}: {digits(local)}": local}
     if ideal >= _NOTICEABLY_MORE:
         levels["ideal secure aggregation"] = ideal
     return Curves(

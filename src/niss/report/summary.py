@@ -1,7 +1,8 @@
 """What a report says in words and numbers: its finding, its table of results, the settings, and all rounds as CSV.
 
 Numbers have the digits that mean something after one run: accuracies a tenth of a percent, variances three digits,
-epsilons two decimals, rounded up (`niss.claims`). What is not a number says why: see `WORDS`.
+epsilons two decimals, rounded up (`niss.claims`). What is not a number says why: see `WORDS`. Noise is told in two
+quantities: in a round, the mean over the rounds of what is in the sum, and in the model, what all rounds left in it.
 
 The finding says what the numbers support and no more. Compared are the methods that protect against a server that sees
 every upload, within the target epsilon, each by its accuracy as printed: a difference the reader cannot see is no
@@ -19,27 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niss.claims import NO_GUARANTEE, rounded_up
+from niss.claims import NO_GUARANTEE, NOT_APPLICABLE, digits, percent, rounded_up
 from niss.errors import RunFolderError
 from niss.files import TIMING, write_output
 from niss.report.ledger import worst_spent
-from niss.runs.folder import MethodResult, ReportInput, number_at, read_lines, read_report_input
-from niss.runs.privacy import NOT_APPLICABLE, NOT_PRIVATE, UNFINISHED, format_epsilon
+from niss.runs.folder import MethodResult, ReportInput, number_at, read_lines, read_report_input, section
+from niss.runs.privacy import NOT_PRIVATE, UNFINISHED, format_epsilon, who_is_trusted
 
 NO_NOISE = "none"
 
 # What stands in a cell that holds no number.
 WORDS = (NOT_APPLICABLE, NO_NOISE, NO_GUARANTEE, NOT_PRIVATE, UNFINISHED)
 
-HEADER = (
-    "Method",
-    "κ",
-    "τ²",
-    "Accuracy",
-    "Noise variance, measured",
-    "Noise variance, predicted",
-    "ε, joint view",
-    "ε, marginal view",
+RESULTS = ("Method", "Accuracy", "ε against the server", "Who is trusted")
+NOISE = (
+    *("Method", "κ", "τ²", "Noise in a round, measured", "Noise in a round, predicted"),
+    *("Noise in the model, predicted", "ε of one upload alone"),
 )
 
 
@@ -54,99 +50,92 @@ class SummaryTable(NamedTuple):
 
 
 def summary_rows(report: ReportInput) -> SummaryTable:
-    """One row for each method, in the order of the folder.
+    """One row for each method, in the order of the folder: what it reached, what it promises, and on whose word.
 
-    Of an unfinished method the accuracy is that of its last evaluation, and says so; its epsilons are not known yet.
-    Where records are hidden, one upload is not looked at alone: there is no marginal view.
+    Of an unfinished method the accuracy is that of its last evaluation, and says so; its epsilon is not known yet.
     """
-    cells = len(HEADER) - (report.unit == "record")
-    return SummaryTable(HEADER[:cells], tuple(_row(method)[:cells] for method in report.methods))
+    return SummaryTable(RESULTS, tuple(map(_row, report.methods)))
 
 
 def _row(method: MethodResult) -> tuple[str, ...]:
-    accuracy = NOT_APPLICABLE if method.accuracy is None else format_accuracy(method.accuracy)
+    accuracy = percent(method.accuracy)
     if method.accuracy is not None and not method.finished:
         accuracy += f" (round {method.evaluations[-1][0]})"
-    return (
-        method.label,
-        _plain(method.kappa),
-        _plain(method.tau2),
-        accuracy,
-        format_variance(method.aggregate_variance, finished=method.finished),
-        format_variance(method.aggregate_variance_predicted, finished=method.finished),
-        format_epsilon(method, method.epsilon_joint),
-        format_epsilon(method, method.epsilon_marginal),
+    return method.label, accuracy, format_epsilon(method, method.epsilon_joint), who_is_trusted(method)
+
+
+def noise_rows(report: ReportInput) -> SummaryTable:
+    """One row for each method: its shares, and the noise that they leave in a round and in the model.
+
+    Where records are hidden, one upload is not looked at alone.
+    """
+    cells = len(NOISE) - (report.unit == "record")
+    rows = (
+        (
+            method.label,
+            digits(method.kappa),
+            digits(method.tau2),
+            *(format_variance(one, finished=method.finished) for one in noise_of(method)),
+            format_epsilon(method, method.epsilon_marginal),
+        )
+        for method in report.methods
     )
+    return SummaryTable(NOISE[:cells], tuple(row[:cells] for row in rows))
 
 
-def _plain(value: float | None) -> str:
-    return NOT_APPLICABLE if value is None else f"{value:.3g}"
-
-
-def format_accuracy(accuracy: float) -> str:
-    """A share of examples, such as 0.8214, in percent: "82.1 %"."""
-    return f"{100 * accuracy:.1f} %"
+def noise_of(method: MethodResult) -> tuple[float | None, float | None, float | None]:
+    """Variances: in a round, measured and predicted, means over the rounds; and in the model after the latest."""
+    return method.aggregate_variance, method.aggregate_variance_predicted, method.model_noise_variance
 
 
 def format_variance(variance: float | None, *, finished: bool = True) -> str:
     """A finished method without a variance adds no noise; of an unfinished one it is only not known yet."""
-    if variance is None and not finished:
-        return NOT_APPLICABLE
-    return f"{variance:.3g}" if variance else NO_NOISE
+    return digits(variance) if variance or not finished else NO_NOISE
 
 
 def settings_of(report: ReportInput) -> dict[str, str | None]:
     """Name and value of each setting, in reading order; None where no file of the folder names it."""
-    config = _section(report.methods[0].manifest if report.methods else {}, "config")
-    model, training, privacy = (_section(config, name) for name in ("model", "training", "privacy"))
+    manifest = report.methods[0].manifest if report.methods else {}
+    config = section(manifest, "config")
+    model, training, privacy = (section(config, name) for name in ("model", "training", "privacy"))
     steps = {
-        "Learning rate": (training, "learning_rate"),
-        "Local epochs": (training, "epochs"),
-        "Batch size": (training, "batch_size"),
+        "Learning rate": training.get("learning_rate"),
+        "Local epochs": training.get("epochs"),
+        "Batch size": training.get("batch_size"),
     }
     if report.unit == "record":
         steps = {
-            "Share of the records in a batch": (privacy, "batch"),
-            "Server's rate": (training, "server_rate"),
+            "Share of the records in a batch": privacy.get("batch"),
+            "Server's rate": training.get("server_rate"),
         }
-    return {
+    values = {
         "Dataset": report.dataset,
         "Split between clients": report.split,
-        "Clients": _count(report.clients),
-        "Participants in a round": _count(report.participants),
-        "How they are chosen": _setting(training.get("sampling")),
-        "Rounds": _count(report.rounds),
+        "Clients": report.clients,
+        "Participants in a round": report.participants,
+        "How they are chosen": training.get("sampling"),
+        "Rounds": report.rounds,
         "Model": _model(model),
-        "Model parameters": _count(report.model_parameters),
-        "Clip": _setting(privacy.get("clip")),
-        **{name: _setting(section.get(key)) for name, (section, key) in steps.items()},
-        "Seed": _setting(
-            config.get("seed", (report.methods[0].manifest if report.methods else {}).get("seed"))
-        ),
+        "Model parameters": report.model_parameters,
+        "Clip": privacy.get("clip"),
+        **steps,
+        "Seed": str(config.get("seed", manifest.get("seed", NOT_APPLICABLE))),
         "Unit of privacy": report.unit,
         "Neighbouring relation": report.relation,
-        "δ": None if report.delta is None else f"{report.delta:.3g}",
+        "δ": report.delta,
         "Target ε, joint view": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
-        "Share assumed to collude": _setting(privacy.get("collusion")),
+        "Share assumed to collude": privacy.get("collusion"),
         "Engine": _recorded(report, "engine"),
         "Precision": _recorded(report, "precision"),
     }
-
-
-def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = values.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _count(value: int | None) -> str | None:
-    return None if value is None else f"{value:,}".replace(",", "\u202f")
+    return {name: _setting(value) for name, value in values.items()}
 
 
 def _setting(value: object) -> str | None:
     """A value of the configuration as one would write it."""
     if value is None or isinstance(value, dict):
         return None
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return digits(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _model(model: Mapping[str, Any]) -> str | None:
@@ -185,7 +174,7 @@ class Scored:
 
     @property
     def accuracy(self) -> str:
-        return format_accuracy(self.tenths / 1000)
+        return percent(self.tenths / 1000)
 
     @property
     def is_protected(self) -> bool:
@@ -224,10 +213,10 @@ def caveats(report: ReportInput) -> list[str]:
     affordable = _within_budget(scored, report)
     proven = [one for one in scored if one.result.epsilon_joint is not None]
     left_out = {
-        "since the server is trusted with the clear updates, and ε holds only for those who see the released models": [
+        "since the server is trusted, and ε holds only for those who see the released models": [
             one for one in proven if one.result.trusts_the_server
         ],
-        "for want of a guarantee in the joint view": [
+        "for want of a guarantee against the server": [
             one for one in scored if one.result.is_private and one not in proven
         ],
         "for more than the target ε": [one for one in scored if one.is_protected and one not in affordable],
@@ -258,9 +247,9 @@ def _single(one: Scored, report: ReportInput) -> str:
     if not one.result.is_private:
         return f"{head}, without any privacy."
     if one.result.epsilon_joint is None:
-        return f"{head}, without a guarantee in the joint view."
+        return f"{head}, without a guarantee against the server."
     view = (
-        "for those who see only the released models" if one.result.trusts_the_server else "in the joint view"
+        "for those who see only the released models" if one.result.trusts_the_server else "against the server"
     )
     return f"{head}, at ε = {rounded_up(one.result.epsilon_joint)} {view}."
 
@@ -316,9 +305,9 @@ def _budget_phrase(protected: list[Scored]) -> str:
     epsilons = [one.result.epsilon_joint for one in protected if one.result.epsilon_joint is not None]
     largest = max(epsilons)
     if largest - min(epsilons) <= SAME_BUDGET * largest:
-        same = "the same joint " if len(protected) > 1 else "a joint "
-        return f"At {same}ε of {rounded_up(largest)}"
-    return f"At a joint ε of at most {rounded_up(largest)}"
+        same = "the same" if len(protected) > 1 else "an"
+        return f"At {same} ε of {rounded_up(largest)} against the server"
+    return f"At an ε of at most {rounded_up(largest)} against the server"
 
 
 def _scored(report: ReportInput) -> list[Scored]:

@@ -125,10 +125,19 @@ class MethodResult:
     folder: Path
 
     @property
+    def registered(self) -> Method | None:
+        """The method itself; None for one that this version does not know."""
+        return _registered(self.method)
+
+    @property
+    def model_noise_variance(self) -> float | None:
+        """Of the noise in the model after the latest round, predicted; None where that is not known."""
+        return self.curve[-1].model_noise_variance if self.curve else None
+
+    @property
     def is_private(self) -> bool:
         """Whether the method sets out to protect anyone, with or without a guarantee; an unknown one may."""
-        known = _registered(self.method)
-        return known is None or known.private
+        return self.registered is None or self.registered.private
 
     @property
     def is_unprotected(self) -> bool:
@@ -140,14 +149,12 @@ class MethodResult:
     @property
     def trusts_the_server(self) -> bool:
         """Whether its epsilon holds only for those who see the released models, not for the server."""
-        known = _registered(self.method)
-        return known is not None and known.trusts_server
+        return self.registered is not None and self.registered.trusts_server
 
     @property
     def shares_noise(self) -> bool:
         """Whether clients exchange noise shares, so that kappa, tau^2 and a share graph mean something."""
-        known = _registered(self.method)
-        return known is not None and known.shares_noise
+        return self.registered is not None and self.registered.shares_noise
 
     @property
     def rounds_done(self) -> int:
@@ -239,9 +246,16 @@ def planned_methods(manifest: JsonObject) -> list[dict[str, Any]]:
 
     Each is the object in the configuration: `name`, `label` and the settings of the method, unchecked.
     """
-    config = manifest.get("config")
-    methods = config.get("methods") if isinstance(config, dict) else None
+    methods = section(manifest, "config").get("methods")
     return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
+
+
+def section(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """The object under these keys, one within the other; an empty one where there is none."""
+    for name in names:
+        found = values.get(name)
+        values = found if isinstance(found, dict) else {}
+    return values
 
 
 def _finished_comparison(folder: Path, summary: JsonObject, manifest: JsonObject | None) -> ReportInput:

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niss.claims import NO_GUARANTEE, best_guess_percent, odds_in_words, rounded_up
+from niss.claims import NO_GUARANTEE, NOT_APPLICABLE, best_guess_percent, digits, odds_in_words, rounded_up
 from niss.errors import PrivacyError, RunFolderError
 from niss.files import LEDGER, PRIVACY, JsonObject
-from niss.runs.folder import MethodResult, find_number, read_object, read_report_input
+from niss.runs.folder import MethodResult, find_number, read_object, read_report_input, section
 
 if TYPE_CHECKING:
     from niss.accounting import LedgerFile
 
-NOT_APPLICABLE = "–"
 NOT_PRIVATE = "not private"
-SERVER_TRUSTED = "server trusted"
 UNFINISHED = "unfinished"
 _HIDDEN = {"unit": "client", "relation": "zero-out"}
 
@@ -36,15 +34,33 @@ def read_ledger(method: MethodResult) -> LedgerFile | None:
 
 
 def format_epsilon(method: MethodResult, epsilon: float | None) -> str:
-    """An epsilon, with a word where it does not hold against the server.
-
-    A missing one means three things: nothing to protect with, nothing proven, or not known yet.
-    """
+    """An epsilon against the server; a missing one means: nothing to protect with, nothing proven, or not known yet."""
     if not method.is_private:
         return NOT_PRIVATE
-    if epsilon is not None:
-        return f"{rounded_up(epsilon)}, {SERVER_TRUSTED}" if method.trusts_the_server else rounded_up(epsilon)
-    return NO_GUARANTEE if method.finished else UNFINISHED
+    if not method.finished:
+        return UNFINISHED
+    return NO_GUARANTEE if epsilon is None or method.trusts_the_server else rounded_up(epsilon)
+
+
+def who_is_trusted(method: MethodResult) -> str:
+    """Whom the promise of a method has to trust; for one that trusts the server, what it promises against others."""
+    known = method.registered
+    if known is None or (method.is_private and method.finished and method.epsilon_joint is None):
+        return NOT_APPLICABLE
+    privacy = section(method.manifest, "config", "privacy")
+    share, clients = (
+        privacy.get("collusion") or 0.0,
+        "silos" if privacy.get("unit") == "record" else "clients",
+    )
+    honest = (
+        f"{100 * (1 - share):.3g} % of the {clients}"
+        if isinstance(share, float) and share
+        else f"all {clients}"
+    )
+    words = known.trusts.format(clients=honest)
+    if method.trusts_the_server and method.epsilon_joint is not None:
+        words += f" (ε is {rounded_up(method.epsilon_joint)} against others)"
+    return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class PromiseInWords:
     amount    epsilon and delta alone, or that there is no guarantee
     words     the guarantee, or that there is none
     odds      what epsilon means to an attacker who has to guess; `guess` is the percentage alone
-    trust     who has to be trusted for it, and who does not; `server` says it of the server in a word
+    trust     who has to be trusted for it, and who does not
     budget    what was fixed in advance, and how much of it is spent
     verified  what the ledger shows, checked just now
     caveats   what a reader has to know besides
@@ -66,7 +82,6 @@ class PromiseInWords:
     odds: str | None
     guess: str | None
     trust: str | None
-    server: str
     budget: str | None
     verified: str | None
     caveats: tuple[str, ...]
@@ -95,7 +110,6 @@ def promise_of(method: MethodResult) -> PromiseInWords | None:
         odds=odds,
         guess=guess,
         trust=_trust(method),
-        server=_server(method),
         budget=_budget(method, statement),
         verified=_verified_ledger(method),
         caveats=tuple(one for one in caveats if isinstance(one, str)) if isinstance(caveats, list) else (),
@@ -104,11 +118,10 @@ def promise_of(method: MethodResult) -> PromiseInWords | None:
 
 def _amount(method: MethodResult, statement: JsonObject) -> str:
     """Epsilon and delta as the table prints them; in words where there is no number."""
-    epsilon = format_epsilon(method, method.epsilon_joint)
     delta = find_number([statement], "delta")
     if method.epsilon_joint is None or not method.is_private:
-        return epsilon[0].upper() + epsilon[1:]
-    return f"ε = {rounded_up(method.epsilon_joint)}" + ("" if delta is None else f", δ = {delta:.3g}")
+        return format_epsilon(method, None).capitalize()
+    return f"ε = {rounded_up(method.epsilon_joint)}" + ("" if delta is None else f", δ = {digits(delta)}")
 
 
 def _odds(method: MethodResult, statement: JsonObject) -> tuple[str, str] | tuple[None, None]:
@@ -140,12 +153,6 @@ def _trust(method: MethodResult) -> str | None:
     if method.trusts_the_server:
         return "The server is trusted: it sees every update without noise."
     return "The server is not trusted; the promise holds against it."
-
-
-def _server(method: MethodResult) -> str:
-    if method.trusts_the_server or not method.is_private:
-        return "trusted"
-    return NOT_APPLICABLE if method.epsilon_joint is None else "not trusted"
 
 
 def _budget(method: MethodResult, statement: JsonObject) -> str | None:

@@ -110,7 +110,7 @@ class Comparison:
     folder   where everything was written, if anywhere
 
     >>> comparison = niss.compare(niss.preset("demo"))
-    >>> comparison["niss-kappa-4"].accuracy - comparison["dp-fedavg"].accuracy
+    >>> comparison["niss"].accuracy - comparison["dp-fedavg"].accuracy
     """
 
     summary: dict[str, Any] = field(repr=False)

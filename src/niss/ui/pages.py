@@ -9,7 +9,6 @@ here is what only a page needs: where a control stands, what it is called, and t
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,8 +21,8 @@ from markupsafe import Markup
 from niss.accounting import PlanQuestion
 from niss.claims import printed_claim
 from niss.errors import ConfigError
+from niss.report.page import environment
 from niss.report.run_charts import plan_chart
-from niss.report.templates import environment
 from niss.settings import described
 from niss.simulation import settings_of_plan
 from niss.simulation.sections import MethodConfig
@@ -155,36 +154,6 @@ def in_code(text: str) -> Markup:
     )
 
 
-def digits(value: float | None, count: int = 3) -> str:
-    """A whole number as it is; any other with so many digits that mean something, and all of those before the point."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if isinstance(value, int) and abs(value) < 1e9:
-        return f"{value:,}"
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return tidy(f"{value:.{count - 1}e}")
-    return f"{value:,.{max(count, len(str(int(abs(value)))))}g}"
-
-
-def tidy(text: str) -> str:
-    """Text whose exponents are as short as those of `digits`."""
-    return re.sub(r"(?<=\de)(-?)\+?0?(?=\d)", r"\1", text)
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
-
-
-def duration(seconds: float | None) -> str:
-    """In the largest unit of which there are at least one and a half."""
-    if seconds is None:
-        return "–"
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= (2.0 if unit == "days" else 1.5) * length:
-            return f"{round(seconds / length)} {unit}"
-    return f"{round(seconds)} s"
-
-
 def log_place(value: float, low: float, high: float) -> str:
     """Where a value lies between two others on a logarithmic line, in percent of its length."""
     share = math.log(max(value, low) / low) / math.log(max(high / low, 1.0001))
@@ -192,13 +161,7 @@ def log_place(value: float, low: float, high: float) -> str:
 
 
 _TEMPLATES = environment("niss.ui", "assets")
-_TEMPLATES.filters |= {
-    "digits": digits,
-    "percent": percent,
-    "duration": duration,
-    "in_code": in_code,
-    "tidy": tidy,
-}
+_TEMPLATES.filters["in_code"] = in_code
 _TEMPLATES.globals |= {"log_place": log_place, "choices": _CHOICES, "version": __version__}
 
 

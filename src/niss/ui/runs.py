@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from niss.claims import rounded_up
+from niss.claims import duration, rounded_up
 from niss.errors import NissError, RunFolderError
 from niss.files import LEDGER, MANIFEST, METRICS, RESULT, SUMMARY, TIMING, read_json_lines
 from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
@@ -25,7 +25,6 @@ from niss.report.run_charts import accuracy_chart
 from niss.report.summary import settings_of
 from niss.runs.folder import MethodResult, ReportInput, read_report_input
 from niss.svg import in_two_widths
-from niss.ui.pages import duration
 
 # How many folders deep a run may lie below the root, and what tells its folder from any other.
 _DEPTH = 3
