@@ -87,7 +87,7 @@ def test_what_is_said_of_a_run_before_it_starts_fits_too(monkeypatch: Any, capsy
     assert judged.verdict != "good"
     RoundProgress().outlook("dp-fedavg", judged)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) > 3
+    assert len(lines) > 1
     assert max(map(len, lines)) <= 60
 
 

@@ -56,7 +56,8 @@ def _section(text: str, heading: str) -> str:
 
 
 def _demo_table() -> str:
-    return _text("docs", "tutorial.md").split("<!-- table: demo -->\n", 1)[1].split("<!-- end -->", 1)[0]
+    tables = _text("docs", "tutorial.md").split("<!-- table: demo -->\n")[1:]
+    return "".join(part.split("<!-- end -->", 1)[0] for part in tables)
 
 
 def test_the_comparison_has_its_numbers_from_the_demo_and_the_benchmarks():

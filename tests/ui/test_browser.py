@@ -208,6 +208,8 @@ def test_moving_epsilon_changes_the_picture_and_whether_it_will_learn(browser: A
         assert [one[2] for one in seen] == ["yes", "with losses", "hardly"]
         words = json.loads(tab.page.text_content("#json"))["outlook"]
         assert words["verdict"] == "hopeless"
+        assert tab.page.inner_text("#outlook-words").startswith(f"Outlook: {words['finding']}. What helps: ")
+        assert "`" not in tab.page.inner_text("#outlook-words")
         tab.check()
 
 

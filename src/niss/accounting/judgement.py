@@ -39,6 +39,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from niss.claims import digits
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import Slots
 
@@ -54,23 +55,13 @@ NOISY_STEP, HOPELESS_STEP = 0.5, 5.0
 ASSUMED_MODEL = 10_000
 """The size that is judged where records are hidden and no other is named: a small network."""
 SMALL_MODEL = 2_000
-_HELP = (
-    "more clients in a round (twice as many halve it), fewer parameters (a smaller model, or adapters such as LoRA: a "
-    "quarter of them halves it), a larger epsilon"
+_SMALLER = "fewer parameters (a smaller model, or adapters such as LoRA: a quarter of them halves it), a larger epsilon"
+_HELP = f"more clients in a round (twice as many halve it), {_SMALLER}"
+_RECORDS_HELP = f"more records (twice as many halve it) or a larger batch, {_SMALLER}"
+_CARRYING = (
+    ", noise that is carried from round to round, or a clip that follows the norms of updates (`quantile`)"
 )
-_RECORDS_HELP = (
-    "more records (twice as many halve it) or a larger batch, fewer parameters (a smaller model, or adapters such as "
-    "LoRA: a quarter of them halves it), a larger epsilon"
-)
-_JUDGED = {
-    "hopeless": "Hopeless: expect next to nothing to be learned",
-    "noisy": "Noisy: expect to lose accuracy",
-}
-_CARRYING = ", or noise that is carried from round to round"
-_FITTING = (
-    "All of this assumes updates as long as the clip; where they are shorter, a clip that follows their norms (the "
-    "setting `quantile`) helps too"
-)
+_BEYOND = {"noisy": "above {0} accuracy suffers", "hopeless": "above {1} next to nothing is learned"}
 
 
 @dataclass(frozen=True)
@@ -131,32 +122,27 @@ class Outlook:
         return "hopeless" if self.ratio > self.hopeless else "noisy" if self.ratio > self.bearable else "good"
 
     @property
-    def words(self) -> str:
-        """The verdict as a sentence, with what would help where anything is needed."""
-        if self.unit == "record":
-            return self._words_for_records()
-        run = f"over {self.rounds} round{'s' * (self.rounds != 1)}"
-        noise = "what stays of the noise of a round" if self.carried else "the noise of a round"
-        found = (
-            f"{noise} moves {self.parameters:,} parameters by {self.noise_norm:.3g}, the updates by at "
-            f"most {self.clip:g} (the clip); {run} the noise is {self.ratio:.2g} times what the updates can do together"
-        )
-        if self.verdict == "good":
-            return f"Enough signal: {found}."
-        judged = _JUDGED[self.verdict]
-        # Such noise takes one clip for all rounds.
-        helps = f"{_HELP}." if self.carried else f"{_HELP}{_CARRYING}. {_FITTING}."
-        return f"{judged}. {found[0].upper()}{found[1:]}. What helps: {helps}"
+    def finding(self) -> str:
+        """The verdict in a line: how much noise there is, and how much would be too much.
 
-    def _words_for_records(self) -> str:
-        model = f"a model of {self.parameters:,} parameters{' (assumed)' * self.assumed}"
-        found = (
-            f"for {model} the noise of a round is {self.ratio:.2g} times the longest step that gradients can make "
-            f"together; up to {self.largest:,} parameters little is lost"
-        )
-        if self.verdict == "good":
-            return f"Enough signal: {found}."
-        return f"{_JUDGED[self.verdict]}. {found[0].upper()}{found[1:]}. What helps: {_RECORDS_HELP}."
+        The signal is the most that all updates together can move the model; for records, in one round.
+        """
+        assumed = f" in a model of {digits(self.parameters)} parameters, which is assumed" * self.assumed
+        limit = _BEYOND.get(self.verdict, "up to {0} little is lost")
+        limits = limit.format(digits(self.bearable, 2), digits(self.hopeless, 2))
+        return f"noise {digits(self.ratio, 2)} times the signal{assumed}; {limits}"
+
+    @property
+    def helps(self) -> str:
+        """What would lower the ratio, in words."""
+        if self.unit == "record":
+            return f"{_RECORDS_HELP}; up to {digits(self.largest)} parameters little is lost"
+        return _HELP if self.carried else _HELP + _CARRYING  # What is carried takes one clip for all rounds.
+
+    @property
+    def words(self) -> str:
+        """The finding and, where anything is needed, where to look for help: the same in every place that warns."""
+        return self.finding + "; `niss plan` shows what helps" * (self.verdict != "good")
 
     def to_json(self) -> dict[str, Any]:
         """The numbers and the words, ready for `json.dumps`."""
@@ -167,6 +153,8 @@ class Outlook:
             "hopeless": self.hopeless,
             "largest": self.largest if self.unit == "record" else None,
             "verdict": self.verdict,
+            "finding": self.finding,
+            "helps": self.helps,
             "words": self.words,
         }
 

@@ -73,7 +73,10 @@ def plan_command(asked: dict[str, Any], output: PlanOutput) -> None:
     else:
         _print_carried(planned, planned.run)
     if "outlook" in values:
-        print_sentence(f"outlook: {values['outlook']['words']}")
+        outlook = values["outlook"]
+        print_sentence(f"outlook: {outlook['finding']}", indent=9)
+        if outlook["verdict"] != "good":
+            print_sentence(f"helps:   {outlook['helps']}", indent=9)
 
 
 def _print_plan(planned: Forecast, values: Mapping[str, Any]) -> None:
