@@ -308,12 +308,16 @@ def test_a_graph_to_the_next_round_joins_everyone_to_everyone(first: int, second
         assert graph != ShareGraph.complete(first, weight=weight)
 
 
-def test_the_edges_of_a_complete_graph_weigh_what_they_would_if_written_out() -> None:
+def test_a_complete_graph_answers_as_if_its_edges_were_written_out() -> None:
     for size in (2, 7, 30):
         graph = ShareGraph.complete(size, weight=0.1)
         written = ShareGraph(size, zip(graph.senders, graph.receivers, graph.weights, strict=True))
         assert np.array_equal(graph.in_weight, written.in_weight)
         assert np.array_equal(graph.out_weight, written.out_weight)
+        assert np.array_equal(graph.degrees, written.degrees)
+        for client in range(size):
+            assert np.array_equal(graph.neighbours(client), written.neighbours(client))
+            assert np.array_equal(graph.edges_of(client), written.edges_of(client))
 
 
 @pytest.mark.parametrize(

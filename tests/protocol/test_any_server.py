@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,8 +32,9 @@ from hypothesis.stateful import (
 
 from niss.accounting import DrawnAccount, LedgerFile, LedgerHeader, Plan, make_terms
 from niss.errors import NissError
-from niss.protocol.agreement import agree
-from niss.protocol.keys import link_of
+from niss.protocol.agreement import Agreed, agree
+from niss.protocol.curve import SecretBytes
+from niss.protocol.keys import PrekeyStore, link_of
 from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms, encode
 from support.protocol_round import Federation, resigned
 from support.what_left import Held, Pool, effective_variance, spoilt
@@ -72,6 +73,10 @@ class Clients(Federation):
     def __init__(self, label: str, folder: Path, colluders: int) -> None:
         super().__init__(SIZE, label, colluders=colluders, participants=4, clip=1.0, mu=1.0)
         self.colluding = frozenset([COLLUDER] if colluders else [])
+        # A key of the server's own, listed as that of a client that knows nothing of it.
+        made_up = PrekeyStore()
+        (self.made_up,) = made_up.batch(1, self.server._identity, self.entropy)
+        self.known = made_up.privates
         self.paths = [folder / f"{seat}.jsonl" for seat in range(SIZE)]
         self.ledgers: list[LedgerFile] = []
         for seat, path in zip(self.seats, self.paths, strict=True):
@@ -87,10 +92,15 @@ class Clients(Federation):
         self.seats[number].book = DrawnAccount(relation="zero-out").charging(self.ledgers[number], "self")
         self.seats[number].restart()
 
-    def opening(self, listed: list[int], terms: Terms, keys: dict[int, int]) -> RoundOpen | None:
+    def opening(
+        self, listed: list[int], terms: Terms, keys: dict[int, int], made_up: Collection[int] = ()
+    ) -> RoundOpen | None:
         """A round of these clients, signed by all who must; None where the wire or the chain cannot carry it."""
         participants = tuple(
-            Participant(self.clients[number].public, self.prekeys[number][keys.get(number, -1)])
+            Participant(
+                self.clients[number].public,
+                self.made_up if number in made_up else self.prekeys[number][keys.get(number, -1)],
+            )
             for number in listed
         )
         try:
@@ -127,17 +137,14 @@ class Server:
             digest = b""
         else:
             colluding = {self.clients.clients[number].public for number in self.clients.colluding}
-            listed = enumerate(opened.participants)
+            known = [
+                seat
+                for seat, one in enumerate(opened.participants)
+                if one.identity in colluding or one.prekey == self.clients.made_up
+            ]
             self.held.setdefault(
                 digest,
-                Held(
-                    opened,
-                    [seat for seat, one in listed if one.identity in colluding],
-                    pool=self.pool,
-                    privates=lambda seat: (
-                        self.clients.seats[self.who[opened.participants[seat].identity]].privates
-                    ),
-                ),
+                Held(opened, known, pool=self.pool, privates=lambda seat: self.privates(opened, seat)),
             )
         for number in told:
             client = self.clients.clients[number]
@@ -155,6 +162,12 @@ class Server:
             self.clients.prekeys[number] += upload.fresh_prekeys
             self.held[digest].take_upload(upload)
         return self.held.get(digest)
+
+    def privates(self, opened: RoundOpen, seat: int) -> Mapping[int, SecretBytes]:
+        listed = opened.participants[seat]
+        if listed.prekey == self.clients.made_up:
+            return self.clients.known
+        return self.clients.seats[self.who[listed.identity]].privates
 
     def ask(self, held: Held, seat: int, survivors: tuple[int, ...], stray: Held | None = None) -> None:
         """Ask a member for all that follows from this set; `stray`: with pieces of another round."""
@@ -234,6 +247,7 @@ class AnyServer(RuleBasedStateMachine):
         deaf=st.sets(seats, max_size=1),
         dying=st.sets(seats, max_size=1),
         keys=st.dictionaries(seats, st.integers(-3, 1), max_size=1),
+        made_up=st.one_of(st.just(set()), st.sets(seats, max_size=2)),
         split=st.booleans(),
         run=st.sampled_from([b"run", b"run", b"other"]),
     )
@@ -249,6 +263,7 @@ class AnyServer(RuleBasedStateMachine):
         deaf: set[int],
         dying: set[int],
         keys: dict[int, int],
+        made_up: set[int],
         split: bool,
         run: bytes,
     ) -> None:
@@ -278,7 +293,7 @@ class AnyServer(RuleBasedStateMachine):
             other = replace(terms, residual_variance=terms.residual_variance * 1.5)
             halves = [(terms, told[::2]), (other, told[1::2])]
         for half, some in halves:
-            opened = self.clients.opening(listed, half, keys)
+            opened = self.clients.opening(listed, half, keys, made_up)
             if opened is not None:
                 self.server.open(opened, some, dying=dying)
 
@@ -428,6 +443,36 @@ def test_the_same_list_again_shows_nothing_of_whoever_was_called_dropped(when: s
     assert [list(one.uploads) for one in machine.server.held.values()][-1] == [0]
     machine.charged_for_what_left()
     machine.teardown()
+
+
+@pytest.mark.parametrize(("mode", "checked"), [("tolerate", True), ("repair", True), ("tolerate", False)])
+def test_a_made_up_key_is_refused_by_whoever_shares_with_it_and_shows_nothing_of_the_others(
+    mode: str, checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client checks no keys but those that it uses: that they are checked is what its charge rests on."""
+    if not checked:
+        monkeypatch.setattr(Agreed, "relied_on", lambda *_: [])
+    clients = Clients("made up", tmp_path, 0)
+    server, made_up = Server(clients), 5
+    terms = planned(SIZE, mode, 1.0, 0)
+    terms = replace(terms, committee=3, threshold=3) if mode == "repair" else terms
+    answered = set()
+    for number in range(1, 7):
+        opened = clients.opening(list(range(SIZE)), replace(terms, round=number), {}, [made_up])
+        assert opened is not None
+        held = server.open(opened, range(SIZE))
+        assert held is not None
+        near = {made_up, *held.agreed.neighbours(made_up)}
+        everyone = made_up in held.agreed.committee
+        answered |= held.uploads.keys()
+        if checked:
+            assert set(held.uploads) == (set() if everyone else set(range(SIZE)) - near)
+    if checked:
+        assert answered
+        server.check()
+    else:
+        with pytest.raises(AssertionError):
+            server.check()
 
 
 def test_stories_by_region_isolate_nobody(tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ LIES: dict[str, tuple[int, int, Callable[[Next], RoundOpen], str]] = {
     "no noise is carried": (0, 0, lambda s: s.forged(carrying=None, cohorts=None), "says it does"),
 }
 for where, name in itertools.product(("following", "previous"), LISTS):
-    LIES[f"{where}: {name}"] = (1, 4, partial(Next.listed, where=where, name=name), LISTS[name][1])
+    # Of the round before the beacon is looked at first.
+    why = BEACON if (where, name) == ("previous", "false prekey") else LISTS[name][1]
+    LIES[f"{where}: {name}"] = (1, 4, partial(Next.listed, where=where, name=name), why)
 for name, value in CHANGED.items():
     # Every term but the round's own is fixed by the schedule.
     LIES[f"terms: {name}"] = (0, 0, methodcaller("forged", **{name: value}), "schedule|clip")

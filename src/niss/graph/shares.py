@@ -76,6 +76,7 @@ class ShareGraph:
 
     size, sizes, kind           number of clients at which edges begin; and also at which they end; the constructor
     between                     whether it leads to the next round
+    weight                      of a complete graph: that of every edge
     senders, receivers, weights parallel arrays, one entry per merged edge, read-only
     """
 
@@ -83,7 +84,7 @@ class ShareGraph:
     size: int
     kind: str
     between: bool
-    _weight: float
+    weight: float
 
     def __init__(self, size: Sizes, edges: Iterable[tuple[int, int, float]], *, kind: str = "given") -> None:
         rows = list(edges)
@@ -139,7 +140,7 @@ class ShareGraph:
             raise ConfigError("every weight must be a finite number above 0", field="edges")
         graph = object.__new__(cls)
         graph._shape(size, "complete")
-        graph._weight = weight
+        graph.weight = weight
         return graph
 
     @cached_property
@@ -147,7 +148,7 @@ class ShareGraph:
         """Those of a complete graph; of any other they are there from the beginning."""
         absent = np.zeros(self.sizes, dtype=bool) if self.between else np.eye(self.size, dtype=bool)
         senders, receivers = _edges_except(absent)
-        return _read_only(senders, receivers, np.full(senders.size, self._weight))
+        return _read_only(senders, receivers, np.full(senders.size, self.weight))
 
     @property
     def senders(self) -> IntArray:
@@ -175,6 +176,8 @@ class ShareGraph:
         """
         neighbours = _neighbours(size, degree)
         stream = BeaconStream(beacon, "regular.v2", size)
+        if shares is None and neighbours == size - 1:
+            return cls.complete(size, weight=float(degree) / neighbours)
         if shares is None:
             senders, receivers = _disjoint_derangements(size, neighbours, stream)
             weights = np.full(senders.size, float(degree) / neighbours)
@@ -251,7 +254,7 @@ class ShareGraph:
     def _sum_by(self, end: int) -> FloatArray:
         """Weights at each client of one end; on complete graphs added up in the same order, so to the same bits."""
         if self.kind == "complete":
-            each = np.cumsum(np.full(self.sizes[1 - end] - (not self.between), self._weight))[-1]
+            each = np.cumsum(np.full(self.sizes[1 - end] - (not self.between), self.weight))[-1]
             sums = np.full(self.sizes[end], each)
         else:
             ends, size = self._edges[end], self.sizes[end]
@@ -267,15 +270,25 @@ class ShareGraph:
     @property
     def degrees(self) -> IntArray:
         """How many neighbours each client has, in either direction."""
+        if self.kind == "complete":
+            return np.full(self.size, self.size - 1)
         return np.diff(self._adjacency[0])
 
     def neighbours(self, client: int) -> IntArray:
         """Everyone who shares an edge with `client`, in either direction."""
+        if self.kind == "complete":
+            return np.delete(np.arange(self.size), client)
         starts, linked = self._adjacency
         return linked[starts[client] : starts[client + 1]]
 
     def edges_of(self, client: int) -> IntArray:
         """The numbers of the edges that touch `client`, ascending."""
+        if self.kind == "complete":
+            others = self.neighbours(client)
+            first, last = np.minimum(others, client), np.maximum(others, client)
+            return np.sort(
+                np.concatenate([first * (self.size - 1) + last - 1, last * (self.size - 1) + first])
+            )
         starts, edges = self._incidence
         return edges[starts[client] : starts[client + 1]]
 

@@ -240,6 +240,16 @@ class Agreed:
         """
         return [*self.neighbours(seat), *self._carried_places]
 
+    def relied_on(self, seat: int) -> list[Participant]:
+        """Whose prekeys the upload of this seat rests on: its own, those at its edges, and those of the committee.
+
+        A client has to check no others. Say that the server made up the prekey of an honest client, and so knows what
+        that client shares. Whoever has an edge to it refuses the round, and so does the client itself: nothing that it
+        shares is in any upload. What the server sees is a part of what it would see if the prekey were true, with some
+        uploads missing; and that much the round is charged for.
+        """
+        return [self.everyone[place] for place in sorted({seat, *self.edge_places(seat), *self.committee})]
+
     def edge_context(self, place: int) -> Context:
         """What the key of an edge to the client at this place in `everyone` is bound to."""
         return self.context if place < len(self.participants) else self._link(place).context

@@ -421,6 +421,8 @@ class Client:
         if cohorts is not None:
             check_cohorts(opened, cohorts, policy.trusted, anchor=policy.anchor, holder=policy.holder)
         agreed = agree(opened)
+        for one in agreed.relied_on(seat):
+            check_prekey(one.prekey, one.identity)
         try:
             agreed.check_fits()
         except ConfigError as error:
@@ -436,10 +438,8 @@ class Client:
             raise RemoteProtocolError("a participant is listed twice")
         if self.public not in identities:
             raise RemoteProtocolError("this client is not among the participants")
-        for one in opened.participants:
-            check_prekey(one.prekey, one.identity)
-            if self.policy.trusted is not None and one.identity not in self.policy.trusted:
-                raise RemoteProtocolError("a participant is not among the identities this client trusts")
+        if self.policy.trusted is not None and not self.policy.trusted.issuperset(identities):
+            raise RemoteProtocolError("a participant is not among the identities this client trusts")
         seat = identities.index(self.public)
         number, current = opened.participants[seat].prekey.number, self._memory.current
         if number not in self._prekeys or (current is not None and current.prekey == number):

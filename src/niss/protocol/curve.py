@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any, NoReturn, Self, SupportsIndex, overload
 
 import nacl.bindings as sodium
@@ -194,7 +193,6 @@ def total(points: Iterable[bytes]) -> bytes:
     return found
 
 
-@lru_cache(maxsize=65_536)
 def lift(public: bytes) -> bytes:
     """The point with an even x whose u-coordinate is this public half of a prekey.
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from cryptography.exceptions import InvalidSignature
@@ -209,16 +210,23 @@ def check_prekey(prekey: Prekey, identity: bytes) -> None:
             hint="its owner must make another",
         )
     check_public(identity)
-    weight = curve.to_scalar(_possession_weight(identity, prekey.public))
-    joint = curve.total((identity, curve.times(weight, curve.lift(prekey.public))))
-    statement = _prekey_statement(identity, prekey.number, prekey.public)
     try:
-        verify(joint, _PREKEY_PURPOSE, statement, prekey.signature)
+        _verify_prekey(identity, prekey)
     except RemoteProtocolError:
         raise RemoteProtocolError(
             f"the signature for 'prekey' is not by {fingerprint(identity)}, or was made without the prekey",
             hint="it was changed in transit, or made by someone else; do not use it",
         ) from None
+
+
+@lru_cache(maxsize=16_384)
+def _verify_prekey(identity: bytes, prekey: Prekey) -> None:
+    """What was valid once in this process stays so; what is refused is not remembered."""
+    weight = curve.to_scalar(_possession_weight(identity, prekey.public))
+    joint = curve.total((identity, curve.times(weight, curve.lift(prekey.public))))
+    verify(
+        joint, _PREKEY_PURPOSE, _prekey_statement(identity, prekey.number, prekey.public), prekey.signature
+    )
 
 
 def _check_sizes(prekey: Prekey) -> None:

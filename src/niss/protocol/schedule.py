@@ -33,7 +33,7 @@ from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism.grid import MAX_BITS
 from niss.mechanism.noise import Noise, colluders_among
 from niss.protocol.agreement import participants_hash
-from niss.protocol.keys import check_prekey, link_of, verify_beacon
+from niss.protocol.keys import link_of, verify_beacon
 from niss.protocol.messages import MODES, MODULI, CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
 
 MOST_ROUNDS = 2_000
@@ -232,8 +232,6 @@ def _check_list(
         raise RemoteProtocolError(
             "a participant of a neighbouring round is not among the identities this client trusts"
         )
-    for one in participants:
-        check_prekey(one.prekey, one.identity)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -208,17 +208,20 @@ class _Assumed:
                 hint="assume fewer colluders or reveals, or let more clients take part",
             )
         self._graph, self._corruption, self._removed = graph, corruption, removed
-        self._links = links(graph)
-        can_try_all = removed == 0 or few_sets(graph.size, removed)
-        self._bound: SpectralBound | ConnectedBound | None = None
-        if not can_try_all:
-            self._bound = spectral_bound(graph, corruption)
-        elif removed == 0 and graph.size > EXACT_LIMIT:
-            self._bound = connected_bound(graph)
+
+    @cached_property
+    def _links(self) -> csr_array:
+        return links(self._graph)
+
+    @cached_property
+    def _bound(self) -> SpectralBound | ConnectedBound | None:
+        if self._removed:
+            return None if self.tries_all_sets else spectral_bound(self._graph, self._corruption)
+        return connected_bound(self._graph) if self._graph.size > EXACT_LIMIT else None
 
     @property
     def tries_all_sets(self) -> bool:
-        return self._removed > 0 and self._bound is None
+        return self._removed > 0 and few_sets(self._graph.size, self._removed)
 
     def against(self, opponent: WorstCase, unit: float, residual: FloatArray, target: FloatArray) -> float:
         """The ratio of one client with one set of colluders."""
@@ -232,35 +235,36 @@ class _Assumed:
         return float(variance[0] / target[opponent.client])
 
     def worst(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
+        if self._graph.kind == "complete" and equal(residual) and equal(target):
+            return self._of_a_clique(unit, residual, target)
         if isinstance(self._bound, ConnectedBound):
             variance = self._bound.variance(unit, residual)
             client = int((variance / target).argmin())
             alone = bool(variance[client] <= residual[client])
             return WorstCase(float(variance[client] / target[client]), client, (), False, alone)
         if self._removed == 0:
-            return self._exactly((), unit, residual, target)
-        if all_alike(self._links, residual, target):
-            anyone = tuple(range(self._graph.size - self._removed, self._graph.size))
-            return self._exactly(anyone, unit, residual, target)
+            return self._exactly(unit, residual, target)
         if isinstance(self._bound, SpectralBound):
             return self._bound.worst(unit, residual, target)
         return self._of_all_sets(unit, residual, target)
 
-    def _exactly(
-        self,
-        colluders: tuple[int, ...],
-        unit: float,
-        residual: FloatArray,
-        target: FloatArray,
-    ) -> WorstCase:
-        """The worst of all honest clients with one set of colluders."""
-        honest = np.setdiff1d(np.arange(self._graph.size), colluders)
-        variance = effective_variance(
-            self._graph, unit_variance=unit, residual_variance=residual, colluders=colluders
-        )
-        ratios = variance / target[honest]
-        place = int(ratios.argmin())
-        return WorstCase(float(ratios[place]), int(honest[place]), colluders, True)
+    def _of_a_clique(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
+        """Everyone shares alike with everyone: of h honest clients `Sigma_H = (eta^2 + h c) I - c 11'`.
+
+        c is the variance between two of them. The inverse has `1 / eta^2` along the vector of ones, and
+        `1 / (eta^2 + h c)` across it.
+        """
+        size = self._graph.size
+        honest, least = size - self._removed, float(residual.min())
+        together = least + honest * unit * 2.0 * self._graph.weight
+        variance = honest / (1.0 / least + (honest - 1) / together) if least > 0.0 else 0.0
+        return WorstCase(variance / float(target.max()), 0, tuple(range(honest, size)), True)
+
+    def _exactly(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
+        """The worst of all clients, none of whom colludes."""
+        variance = effective_variance(self._graph, unit_variance=unit, residual_variance=residual)
+        client = int((variance / target).argmin())
+        return WorstCase(float(variance[client] / target[client]), client, (), True)
 
     def _of_all_sets(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
         """Every set of that size; a client counts only where its neighbours keep to the bound."""
@@ -310,12 +314,9 @@ def few_sets(size: int, removed: int) -> bool:
     return min(removed, size - removed) <= 12 and math.comb(size, removed) <= EXACT_SETS
 
 
-def all_alike(links: csr_array, residual: FloatArray, target: FloatArray) -> bool:
-    """On a complete graph of equal clients every set of the same size is as bad as any other."""
-    size = residual.size
-    complete = links.nnz == size * (size - 1)
-    alike = all(np.ptp(values) <= 1e-12 * values.max() for values in (residual, target))
-    return complete and alike and bool(np.ptp(links.data) <= 1e-12 * links.data.max())
+def equal(values: FloatArray) -> bool:
+    """Whether they are all the same, but for rounding."""
+    return bool(np.ptp(values) <= 1e-12 * values.max())
 
 
 def drawn_alike(graph: ShareGraph) -> bool:
