@@ -12,7 +12,7 @@ import pytest
     "module",
     [
         "niss.methods",
-        "niss.methods.secagg_ddg",
+        "niss.methods.fedavg",
         "niss.accounting.planner",
         "niss.accounting.plans",
         "niss.accounting.statement",

@@ -25,10 +25,9 @@ from niss.methods.base import (
     server_adversary,
 )
 from niss.methods.central import Alone, CentralDp, CentralDpSampled, CentralMf
-from niss.methods.fedavg import DpFedAvg, FedAvg
+from niss.methods.fedavg import DpFedAvg, FedAvg, SecAggDdg, discrete_mu, enough_uploads
 from niss.methods.look import Look
 from niss.methods.niss import Niss, NissCarried
-from niss.methods.secagg_ddg import SecAggDdg, discrete_mu, enough_uploads
 from niss.methods.sharing import enough_neighbours, too_sparse
 
 METHODS: dict[str, Method] = {
