@@ -210,7 +210,8 @@ def noise_in_model(result: Result, cell: Cell) -> FloatArray:
         noise = CarriedNoise(rounds, size, facts["spatial"], facts["carried"], facts["residual"])
         return noise.model_variance()
     if kind == "banded":
-        _, by_round, model = banded_noise(rounds, facts["bands"] or facts["separation"])
+        apart, strategy = facts["separation"], facts.get("strategy", "square-root")
+        _, by_round, model = banded_noise(rounds, facts["bands"] or apart, apart, strategy)
         return np.asarray(carried / by_round.mean() * model)
     return np.asarray(carried * np.arange(1.0, rounds + 1.0))
 

@@ -443,7 +443,8 @@ METHODS = {
         Method("dp-fedavg", "dp-fedavg", "own"),
         Method("central-dp", "central-dp", "sum", trusting=True),
         Method("central-dp-sampled", "central-dp-sampled", "sampled", trusting=True),
-        Method("central-mf", "central-mf", "banded", trusting=True),
+        # As its results were computed; optimised bands leave 5 to 17 % less noise in the model.
+        Method("central-mf", "central-mf", "banded", trusting=True, settings={"strategy": "square-root"}),
         Method("secagg-ddg", "secagg-ddg", "masked", ("collusion", "repair")),
         Method("niss-planned", "niss", "shares", (*_ALL, "late")),
         Method("niss-carried", "niss-carried", "carried", _ALL, settings={"graph": "complete"}),

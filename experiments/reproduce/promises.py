@@ -226,7 +226,9 @@ def _banded_noise(run: Run) -> Found:
     """The scale of the noise follows from what the rounds carry on average; a participation costs its column."""
     base, promise, facts = run.result.base, run.round(), run.facts
     separation = base["clients"] // base["participants"]
-    spent, by_round, _ = banded_noise(base["rounds"], facts["bands"] or separation)
+    spent, by_round, _ = banded_noise(
+        base["rounds"], facts["bands"] or separation, separation, facts.get("strategy", "square-root")
+    )
     if facts["separation"] != separation or (facts["bands"] or 1) > separation:
         yield "epsilon", f"clients return after {separation} rounds, not {facts['separation']}"
         return

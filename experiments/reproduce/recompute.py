@@ -173,8 +173,10 @@ def sampled_epsilon(multiplier: float, probability: float, rounds: int, delta: f
 
 
 @cache
-def banded_noise(rounds: int, bands: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Of C n = z, C the square root of the prefix sums cut to so many bands, for z of variance 1.
+def banded_noise(
+    rounds: int, bands: int, separation: int, strategy: str
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Of C n = z with so many bands, for z of variance 1: C the `square-root` of the prefix sums, or `optimised`.
 
     Returns the inverse covariance C'C of n, the variance of each round, and that of the model after each round.
     """
@@ -183,9 +185,37 @@ def banded_noise(rounds: int, bands: int) -> tuple[FloatArray, FloatArray, Float
     for step in range(1, min(bands, rounds)):
         column[step] = column[step - 1] * (2.0 * step - 1.0) / (2.0 * step)
     root = np.array([[column[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)])
+    if strategy == "optimised":
+        most = [1 + at // separation + (rounds - 1 - at) // separation for at in range(rounds)]
+        root = _with_least_noise(root, np.sqrt(max(most) / np.array(most)))
     inverse = np.linalg.inv(root)
     model = np.cumsum(inverse, axis=0)
     return root.T @ root, (inverse**2).sum(axis=1), (model**2).sum(axis=1)
+
+
+def _with_least_noise(root: FloatArray, lengths: FloatArray) -> FloatArray:
+    """The matrix of those bands with columns of these lengths under which the sums over rounds have the least noise.
+
+    In steps along the gradient, each as long as the last two say (Barzilai, Borwein), until they gain nothing.
+    """
+    bands, sums = root != 0.0, np.tril(np.ones_like(root))
+    root = root * lengths / np.linalg.norm(root, axis=0)
+    best, least, before, length = root, math.inf, (root, root), 1e-3
+    for step in range(2_000):
+        inverse = np.linalg.inv(root)
+        total = float(np.sum((sums @ inverse) ** 2))
+        if total < least:
+            best, least = root, total
+        slope = np.where(bands, -2.0 * inverse.T @ sums.T @ sums @ inverse @ inverse.T, 0.0) / total
+        slope -= np.sum(slope * root, axis=0) * root / lengths**2
+        moved, turned = root - before[0], slope - before[1]
+        if step:
+            length = float(np.sum(moved**2) / max(abs(np.sum(moved * turned)), 1e-300))
+        if np.linalg.norm(slope) < 1e-9:
+            break
+        before, root = (root, slope), root - length * slope
+        root = root * lengths / np.linalg.norm(root, axis=0)
+    return best
 
 
 @dataclass(frozen=True)

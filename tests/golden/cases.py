@@ -252,7 +252,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "niss-carried, closing": {"method": {"name": "niss-carried", "closing": True}},
     "central-dp": {"method": {"name": "central-dp"}},
-    "central-mf": {"method": {"name": "central-mf"}},
+    "central-mf": {"method": {"name": "central-mf", "strategy": "square-root"}},
     "secagg-ddg": {"method": {"name": "secagg-ddg"}},
     "dp-fedavg": {"method": {"name": "dp-fedavg"}},
 }

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from niss.accounting import Plan
-from niss.methods import METHODS
+from niss.methods import CentralMf
 
 WEIGHTS = (0.5, 0.1, 0.4, 0.3, 0.05, 0.5)
 
 
-def test_clients_whose_weight_changes_are_charged_at_least_what_they_pay() -> None:
+@pytest.mark.parametrize("strategy", ["optimised", "square-root"])
+def test_clients_whose_weight_changes_are_charged_at_least_what_they_pay(strategy: str) -> None:
     """One client in every second of six rounds, with less weight at first or later; cost from the whole covariance."""
-    plan = Plan(method="central-mf", epsilon=3.0, participations=3, horizon=6, separation=2)
-    method = METHODS["central-mf"]
+    method = CentralMf(strategy=strategy)
+    plan = Plan(method=method, epsilon=3.0, participations=3, horizon=6, separation=2)
     rounds = [
         plan.for_round([0, 1], weights=[weight, 1.0 - weight], records=1.0, beacon=b"b", number=number)
         for number, weight in enumerate(WEIGHTS)
     ]
     scales = np.array([np.sqrt(method._scale2(one)) for one in rounds])
     noise = method.noise(plan)
-    root = sum(c * np.eye(6, k=-lag) for lag, c in enumerate(noise.coefficients))
-    covariance = np.linalg.inv(root.T @ root)
+    covariance = noise.inverse @ noise.inverse.T
     precision = np.linalg.inv(np.diag(scales) @ covariance @ np.diag(scales))
     for seat in (0, 1):
         for first in (0, 1):

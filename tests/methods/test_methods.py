@@ -46,11 +46,12 @@ def test_a_method_is_found_by_its_name(name: str) -> None:
     [
         (SecAggDdg, "threshold", 0),
         (CentralMf, "bands", 0),
+        (CentralMf, "strategy", "cubic"),
         (CentralDpSampled, "sampling_probability", 0.0),
         (CentralDpSampled, "sampling_probability", 1.5),
     ],
 )
-def test_a_methods_own_settings_are_checked(kind: type[Method], field: str, value: float) -> None:
+def test_a_methods_own_settings_are_checked(kind: type[Method], field: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         kind(**{field: value})
     assert caught.value.field == field

@@ -11,6 +11,7 @@ from dp_accounting.pld import PLDAccountant
 
 import niss
 from niss.mechanism import gdp_mu
+from niss.mechanism.noise import correlated_noise
 from niss.methods import METHODS
 from niss.randomness import SimStream
 from support.federation import WideRun, small_config
@@ -28,8 +29,12 @@ def wide_run(monkeypatch, method: dict, training: dict | None = None, **changes)
     return wide.result, wide.added
 
 
-def banded(separation: int) -> np.ndarray:
-    coefficients = [math.comb(2 * lag, lag) / 4.0**lag for lag in range(separation)]
+def banded(bands: int, strategy: str = "optimised") -> np.ndarray:
+    """The covariance, up to its scale, of noise that has so many bands."""
+    if strategy == "optimised":
+        inverse = correlated_noise(ROUNDS, 3, bands).inverse
+        return inverse @ inverse.T
+    coefficients = [math.comb(2 * lag, lag) / 4.0**lag for lag in range(bands)]
     matrix = sum(c * np.eye(ROUNDS, k=-lag) for lag, c in enumerate(coefficients))
     return np.linalg.inv(matrix.T @ matrix)
 
@@ -39,8 +44,9 @@ def banded(separation: int) -> np.ndarray:
     [
         ({"name": "central-mf"}, banded(3)),
         ({"name": "central-mf", "bands": 2}, banded(2)),
+        ({"name": "central-mf", "strategy": "square-root"}, banded(3, "square-root")),
     ],
-    ids=["banded", "fewer bands"],
+    ids=["banded", "fewer bands", "square root"],
 )
 def test_correlated_noise_has_its_covariance_and_costs_what_is_claimed(monkeypatch, method, shape):
     """The covariance over all rounds, drawn and measured, and mu of every cohort from it; three rounds apart."""

@@ -66,6 +66,7 @@ def _registered(module: str, table: str) -> Callable[[], Iterable[str]]:
 
 
 method_names = _registered("niss.methods", "METHODS")
+strategy_names = _registered("niss.mechanism.noise", "STRATEGIES")
 
 
 @settings

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from niss.checks import BOOKS, require_one_of
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism.noise import Noise, banded_root
+from niss.mechanism.noise import Noise, correlated_noise
 from niss.views import CompleteRun
 from niss.views.numerics import binomial_tail
 
@@ -335,9 +335,9 @@ def independent_noise(rounds: int, separation: int) -> FloatArray:
 
 
 def banded_noise(rounds: int, separation: int) -> FloatArray:
-    """The same with the truncated square root (BandMF, `mechanism.noise.BandedRoot`), `separation` bands."""
-    root = banded_root(rounds, separation)
-    return root.worst_client * root.model_variance
+    """The same with optimised bands (BandMF, `mechanism.noise.CorrelatedNoise`), as many as the separation allows."""
+    law = correlated_noise(rounds, separation)
+    return law.worst_client * law.model_variance
 
 
 def best_noise(rounds: int, separation: int) -> FloatArray:

@@ -19,10 +19,10 @@ from annotated_types import Gt, Le
 
 from niss.errors import ConfigError
 from niss.mechanism import Slots, add_gaussian, poisson_multiplier
-from niss.mechanism.noise import BandedRoot, banded_root
+from niss.mechanism.noise import STRATEGIES, CorrelatedNoise, correlated_noise
 from niss.methods.base import FloatArray, IntArray, Method, NoiseHistory
 from niss.methods.look import BROWN, CRIMSON, DASH_DOT, DASHED, ORANGE, SHORT, VERMILION, Look
-from niss.settings import Count, settings
+from niss.settings import Count, OneOf, settings
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan, RoundPlan
@@ -159,16 +159,16 @@ def _without_rounding(multiplier: float) -> float:
 
 @settings
 class CentralMf(CentralDp):
-    """Round t is released with `s n_t`, `C n = z` with the banded square root C of the matrix of prefix sums.
+    """Round t is released with `s n_t`, `C n = z` with a banded matrix C (`niss.mechanism.noise.CorrelatedNoise`).
 
-    `n_t = z_t - sum_{j=1}^{b-1} c_j n_{t-j}`, `c_j` the coefficients of `(1 - x)^(-1/2)`: the last b - 1 noises are all
-    that is remembered. With participations at least b rounds apart, columns of C do not overlap, and each costs the
-    squared norm of its column, exactly; the last of a run cost less, since the run cuts their columns short. `s^2` is
-    `max_k sigma_k^2` times what a participation costs at scale 1, so that all participations of a client keep the
-    target. The model, the sum over rounds, carries less noise than independent noise of the same mu would leave in it;
-    a single round carries more.
+    `n_t = (z_t - sum_{j=1}^{b-1} C_{t,t-j} n_{t-j}) / C_tt`: the last b - 1 noises are all that is remembered. With
+    participations at least b rounds apart, columns of C do not overlap, and each costs the squared norm of its column,
+    exactly. `s^2` is `max_k sigma_k^2` times what a participation costs at scale 1, so that all participations of a
+    client keep the target. The model, the sum over rounds, carries less noise than independent noise of the same mu
+    would leave in it; a single round carries more.
 
-    bands  b; at most the separation of the run, which is the default
+    bands     b; at most the separation of the run, which is the default
+    strategy  `optimised` (BandMF), or the square root of the matrix of prefix sums, cut off (`square-root`)
 
     The view is that of anyone who sees all released models, and who took part. Nothing holds against the server.
 
@@ -183,6 +183,7 @@ class CentralMf(CentralDp):
     samplings = ("cyclic", "uniform")
 
     bands: Count | None = None
+    strategy: Annotated[str, OneOf(lambda: STRATEGIES)] = "optimised"
 
     def check(self, plan: Plan) -> None:
         super().check(plan)
@@ -194,29 +195,33 @@ class CentralMf(CentralDp):
                 hint="use at most as many bands as rounds between two participations, or let clients rest longer",
             )
 
-    def noise(self, plan: Plan) -> BandedRoot:
+    def noise(self, plan: Plan) -> CorrelatedNoise:
         """The law of the noise over the rounds of a run."""
-        return banded_root(plan.planned_rounds, plan.separation, self.bands, plan.turns)
+        return correlated_noise(
+            plan.planned_rounds, plan.separation, self.bands, plan.turns, strategy=self.strategy
+        )
 
     def add_server_noise(self, total: FloatArray, round: RoundPlan, history: NoiseHistory) -> None:
         total += math.sqrt(self._scale2(round)) * self._unit_noise(total.size, round, history)
 
     def _unit_noise(self, size: int, round: RoundPlan, history: NoiseHistory) -> FloatArray:
         """`n_t` of this round: the same numbers whether earlier rounds are remembered or drawn again."""
-        number, kept, c = round.number, history.kept, self.noise(round.plan).coefficients
+        number, kept, law = round.number, history.kept, self.noise(round.plan)
         if number in kept:
             return kept[number]
-        start = number
-        if not all(earlier in kept for earlier in range(max(number - c.size + 1, 0), number)):
+        start, bands = number, len(law.columns)
+        if not all(earlier in kept for earlier in range(max(number - bands + 1, 0), number)):
             start = 0
             kept.clear()
         for current in range(start, number + 1):
             noise = np.zeros(size)
             add_gaussian(noise, 1.0, history.stream_of(current).child("server"))
-            for lag in range(1, min(c.size, current + 1)):
-                noise -= c[lag] * kept[current - lag]
+            row = law.row(current)
+            for lag in range(1, row.size):
+                noise -= row[lag] * kept[current - lag]
+            noise /= row[0]
             kept[current] = noise
-            kept.pop(current - c.size + 1, None)
+            kept.pop(current - bands + 1, None)
         return noise
 
     def _scale2(self, round: RoundPlan) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from niss.accounting.asked import Sharing, Target, Trust, method_names
+from niss.accounting.asked import Sharing, Target, Trust, method_names, strategy_names
 from niss.errors import ConfigError
 from niss.settings import Count, NotNegative, OneOf, Planned, Positive, Probability, Share, settings
 
@@ -294,8 +294,16 @@ class MethodConfig(Sharing):
         ),
     ] = None
     bands: Annotated[
-        Count | None, Doc("Bands of the square root of `central-mf`; none: the separation of the clients.")
+        Count | None, Doc("Bands of the matrix of `central-mf`; none: the separation of the clients.")
     ] = None
+    strategy: Annotated[
+        str,
+        OneOf(strategy_names),
+        Doc(
+            "Entries of that matrix: `optimised` for the least noise in the model (BandMF), or the square root of the "
+            "matrix of prefix sums, cut off, which leaves 5 to 20 % more."
+        ),
+    ] = "optimised"
     carried_to_residual: Annotated[
         NotNegative | None,
         Doc("Variance that `niss-carried` carries over, in units of what stays; none: the best."),
