@@ -84,8 +84,8 @@ class Forecast:
     Where noise is carried:
 
     over_rounds                 noise in the model after each round: ours (`niss`), a trusted server's independent noise
-                                (`central`), its optimised bands (BandMF, `banded`) and the best correlated noise (`best`,
-                                for fixed cyclic cohorts), which is not computed for long runs
+                                (`central`), BandMF (`banded`) and the best correlated noise (`best`, for fixed cyclic
+                                cohorts), which is not computed for long runs
     ratio_to_best               mean, over that best
     """
 
