@@ -279,21 +279,17 @@ def read_json_lines(path: Path) -> tuple[list[JsonObject], bool]:
 def prepare_run_folder(path: Path, *, overwrite: bool) -> None:
     """Make `path` an empty folder; an earlier run in it is removed only when told to, and nothing else ever is."""
     if path.exists() and not path.is_dir():
-        raise RunFolderError(f"{path} is a file", hint="give another folder with --out")
+        raise RunFolderError(f"{path} is a file", hint="give another folder")
     if path.exists() and any(path.iterdir()):
         if not (path / MANIFEST).exists():
-            raise RunFolderError(
-                f"{path} is not empty and does not hold a run", hint="give another folder with --out"
-            )
+            raise RunFolderError(f"{path} is not empty and does not hold a run", hint="give another folder")
         if not overwrite:
             raise RunFolderError(
                 f"{path} already holds a run",
-                hint=f"continue it with --resume {path}, or replace it with --overwrite",
+                hint=f"continue it with niss.resume({str(path)!r}), or replace it with overwrite=True",
             )
         shutil.rmtree(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(
-            f"cannot create {path}: {error.strerror}", hint="give another folder with --out"
-        ) from None
+        raise RunFolderError(f"cannot create {path}: {error.strerror}", hint="give another folder") from None

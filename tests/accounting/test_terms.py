@@ -20,7 +20,6 @@ CASES = [
     ("complete", 12, {}),
     ("complete", 12, {"collusion": 0.2}),
     ("sparse", 24, {"neighbours": 11.0}),
-    ("sparse, fractional", 24, {"neighbours": 11.5}),
     ("sparse, collusion", 40, {"neighbours": 16.0, "collusion": 0.05}),
 ]
 

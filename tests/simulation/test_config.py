@@ -20,7 +20,7 @@ methods = st.fixed_dictionaries(
     {"name": st.sampled_from(["fedavg", "dp-fedavg", "central-dp", "niss"])},
     optional={
         "kappa": positive,
-        "neighbours": st.floats(1, 50),
+        "neighbours": st.integers(1, 10),
         "graph": st.sampled_from(["regular", "complete", "random"]),
         "tau2": st.one_of(st.just("calibrated"), st.floats(0, 2)),
     },

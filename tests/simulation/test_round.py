@@ -357,7 +357,7 @@ def test_clients_may_ask_for_different_epsilons(given):
 def test_a_diverging_client_sends_zero_and_only_the_diagnostics_say_so(given, tmp_path):
     """How many diverged follows from their data, exactly: no noise hides it, so no claim is made beside it."""
     poisoned = [(inputs.copy(), labels) for inputs, labels in given["clients"]]
-    poisoned[4][0][:] = np.nan
+    poisoned[4][0][:] = 3e38
     result = niss.run(small_config(), **{**given, "clients": poisoned}, out=tmp_path / "run")
     lines = (tmp_path / "run" / "diagnostics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]

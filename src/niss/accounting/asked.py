@@ -123,9 +123,9 @@ class Sharing:
     """Who shares noise with whom, and what becomes of it."""
 
     neighbours: Annotated[
-        Annotated[float, Ge(1)],
+        Count,
         Doc("Unit shares each client sends; those that need more noise send more, in proportion."),
-    ] = 10.0
+    ] = 10
     graph: Annotated[
         str,
         OneOf(_registered("niss.graph", "GRAPHS")),
@@ -225,9 +225,7 @@ class PlanQuestion:
         Annotated[float, Gt(0), Le(1)] | None,
         Doc("Probability with which each record is in a round's batch, drawn in secret by its silo."),
     ] = None
-    neighbours: Annotated[
-        Annotated[float, Ge(1)] | None, Doc("With how many others each shares noise; none: enough.")
-    ] = None
+    neighbours: Annotated[Count | None, Doc("With how many others each shares noise; none: enough.")] = None
     clip: Annotated[_Amount, Doc("L2 bound on a client's update, or on the gradient of one record.")] = 1.0
     epsilon: Annotated[
         Annotated[float, Ge(1e-6), Le(1e6)],

@@ -168,7 +168,7 @@ def plan(
     unit: Literal["client", "record"] = "client",
     records: int | None = None,
     batch: float | None = None,
-    neighbours: float | None = None,
+    neighbours: int | None = None,
     clip: float = 1.0,
     epsilon: float = 3.0,
     delta: float = 1e-5,
@@ -299,14 +299,14 @@ def _draft(question: PlanQuestion) -> Plan:
     """The plan but for kappa, with the graph that what may be revealed needs."""
     size = question.participants
 
-    def with_neighbours(sent: float) -> Plan:
+    def with_neighbours(sent: int) -> Plan:
         graph = "complete" if sent >= size - 1 else "regular"
         return replace(_asked(question), neighbours=sent, graph=graph, kappa=NOMINAL_KAPPA)
 
     if question.neighbours is not None:
         if question.neighbours > size - 1:
             raise ConfigError(
-                f"a round of {size} has only {size - 1} others to send shares to, not {question.neighbours:g}",
+                f"a round of {size} has only {size - 1} others to send shares to, not {question.neighbours}",
                 field="neighbours",
                 hint=f"at most {size - 1}, which is everyone; left out, the planner chooses",
             )
@@ -314,12 +314,12 @@ def _draft(question: PlanQuestion) -> Plan:
     # What may be revealed grows with the degree, and the degree with what may be revealed.
     sent = min(size - 1, max(30, math.ceil(4.0 * math.log2(size))))
     while sent < size - 1:
-        plan = with_neighbours(float(sent))
+        plan = with_neighbours(sent)
         needed = enough_neighbours(size, plan.assumed(size), sent)
         if needed == sent:
             return plan
         sent = needed
-    return with_neighbours(float(size - 1))
+    return with_neighbours(size - 1)
 
 
 def _better_mode(question: PlanQuestion, mode: Mode, total: float) -> Mode:
@@ -347,7 +347,7 @@ def _carried(question: PlanQuestion, say: Progress) -> Forecast:
         _asked(question),
         method="niss-carried",
         graph="complete",
-        neighbours=size - 1.0,
+        neighbours=size - 1,
         participations=math.ceil(question.rounds / apart),
         separation=apart,
         pattern=question.pattern,

@@ -228,7 +228,7 @@ def make_setting(
             field="--clients",
             hint="one victim, and others to hide among",
         )
-    plan = Plan(neighbours=float(min(10, clients - 1)))
+    plan = Plan(neighbours=min(10, clients - 1))
     paper = preset == "paper"
     if paper:
         plan = replace(

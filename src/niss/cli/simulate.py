@@ -222,24 +222,16 @@ def _execute(work: Literal["run", "compare"], config: Config, output: RunOutput)
     """
     from niss.simulation import runner
 
-    _check_neighbours(config)
     on_all_gpus(config.training.device)
     folder = output.out if output.out is not None else free_folder(Path("runs"), config.name)
     with kept_on_interrupt(lambda: _kept(folder)), RoundProgress() as progress:
-        result = getattr(runner, work)(config, out=folder, overwrite=output.overwrite, progress=progress)
+        try:
+            result = getattr(runner, work)(config, out=folder, overwrite=output.overwrite, progress=progress)
+        except RunFolderError as error:
+            if error.hint is not None and "overwrite=True" in error.hint:
+                error.hint = f"continue it with --resume {folder}, or replace it with --overwrite"
+            raise
     _present(result, folder, as_json=output.as_json)
-
-
-def _check_neighbours(config: Config) -> None:
-    """Refuse more shares than there are others to send them to; the default of 10 gives way in smaller rounds."""
-    most = config.participants - 1
-    for method in config.methods:
-        usual = MethodConfig().neighbours
-        if method.kind.uses("neighbours") and method.neighbours > max(most, usual):
-            words = (
-                f"a round of {most + 1} has only {most} others to send shares to, not {method.neighbours:g}"
-            )
-            raise ConfigError(words, field="--neighbours", hint=f"at most {most}, which is everyone")
 
 
 def _resume(output: RunOutput, *others: Any, flags: list[str]) -> None:

@@ -158,6 +158,14 @@ def _check_method(config: Config, method: MethodConfig) -> None:
         if kind.has_protocol:
             require_needs(_SHARED_IN_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
             _check_shares_in_protocol(method, config.participants)
+    # The default gives way in smaller rounds.
+    most = config.participants - 1
+    if kind.uses("neighbours") and method.neighbours > max(most, MethodConfig().neighbours):
+        raise ConfigError(
+            f"a round of {most + 1} has only {most} others to send shares to, not {method.neighbours}",
+            field="methods.neighbours",
+            hint=f"at most {most}, which is everyone",
+        )
     repairing = kind.shares_noise and config.mode == "repair"
     if repairing and distortion is not None and not distortion.additive:
         raise ConfigError(
@@ -218,7 +226,7 @@ def _check_shares_in_protocol(method: MethodConfig, participants: int) -> None:
         )
     if method.graph == "complete" and method.neighbours < participants - 1 and not method.kind.carries:
         raise ConfigError(
-            f"{method.neighbours:g} shares from each of {participants} clients do not make a complete graph in the "
+            f"{method.neighbours} shares from each of {participants} clients do not make a complete graph in the "
             "protocol",
             field="methods.neighbours",
             hint=f"use neighbours = {participants - 1}, graph = 'regular'" + _OR_SIMULATE,

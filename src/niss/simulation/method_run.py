@@ -11,8 +11,10 @@ import copy
 import math
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from niss.accounting import Charge, Ledger, LedgerFile, LedgerHeader, stated_delta, stated_relation
+from niss.accounting import Charge, Ledger, LedgerFile, LedgerHeader, Outlook, stated_delta, stated_relation
 from niss.accounting.ledger import LedgerEntry
 from niss.errors import RunFolderError
 from niss.files import CHECKPOINT, LEDGER, METRICS, MODEL, PRIVACY, RESULT, write_atomically, write_json
@@ -105,13 +107,8 @@ class MethodRun:
         self.config, self._folder, self.label = config, folder, label or self.method.title
         self.federation = Federation(config, inputs, trainer)
         plan = self.federation.plan
-        # A target per round promises nothing about the whole training, so it is no budget.
-        filtered = plan.calibrated and config.privacy.scope == "training"
-        empty = Ledger.empty(
-            config.clients, plan.budget(config.clients) if filtered else None, unit=plan.unit
-        )
         basis = {"method": plan.kind.name, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
-        self.ledger = RecordedLedger(**vars(empty), basis=basis)
+        self.ledger = RecordedLedger(**vars(self._empty()), basis=basis)
         self.weights, self.server, self.rounds_done = inputs.start, FRESH, 0
         self.rounds: list[RoundRecord] = []
         with read_by_all(trainer.ranks, folder) as kept:
@@ -124,6 +121,12 @@ class MethodRun:
                 hint="start the run again, or resume runs with exchange = 'simulated'",
             )
 
+    def _empty(self) -> Ledger:
+        """A ledger before the first round. A target per round promises nothing about all of them: it is no budget."""
+        plan, clients = self.federation.plan, self.config.clients
+        filtered = plan.calibrated and self.config.privacy.scope == "training"
+        return Ledger.empty(clients, plan.budget(clients) if filtered else None, unit=plan.unit)
+
     def _restore(self, kept: CheckpointFolder) -> None:
         """Go on from the last checkpoint, if the run was not killed before its first."""
         self.rounds_done, tensors = kept.load_checkpoint()
@@ -133,6 +136,14 @@ class MethodRun:
             self.server = ServerState.restored(tensors, self.rounds[-1].model_noise_variance)
             for entry in kept.charged(self.rounds_done):
                 self.ledger.replay(entry)
+
+    @cached_property
+    def outlook(self) -> Outlook | None:
+        """Whether such rounds can learn anything, by the first of them; of a run that goes on it is drawn again."""
+        ledger, start = self._empty(), self.federation.inputs.start
+        adaptive = self.federation.adaptive
+        clip = None if adaptive is None else adaptive.start
+        return begin_round(self.federation, start, ledger, 0, clip, FRESH).outlook
 
     @property
     def finished(self) -> bool:
@@ -205,6 +216,7 @@ class MethodRun:
             state_dict={name: tensor.detach().clone() for name, tensor in module.state_dict().items()},
             folder=None if folder is None else folder.path,
             kappa=self.federation.plan.kappa,
+            outlook=self.outlook,
         )
         if folder is not None:
             contiguous = {name: tensor.contiguous() for name, tensor in result.state_dict.items()}
@@ -256,10 +268,10 @@ def _play_round(
         begin_round(one.federation, one.weights, one.ledger, one.rounds_done, one.clip, one.server)
         for one in turn
     ]
-    if (tell := getattr(progress, "outlook", None)) is not None:
-        for one, each in zip(turn, opened, strict=True):
-            if one.rounds_done == 0 and (judged := each.outlook) is not None:
-                tell(one.label, judged)
+    for one, each in zip(turn, opened, strict=True):
+        if one.rounds_done == 0:
+            one.outlook = each.outlook
+            _tell_outlook(one, progress)
     jobs = [each.jobs for each in opened]
     done = _client_progress(runs, turn, sum(map(len, jobs)), progress)
     updates = trainer.train(jobs, turn[0].federation.work, done)
@@ -273,6 +285,16 @@ def _play_round(
             place, rounds = runs.index(one) + 1, one.config.rounds
             accuracy = one.rounds[-1].accuracy
             progress(RoundEvent(one.label, place, len(runs), one.rounds_done, rounds, accuracy, seconds))
+
+
+def _tell_outlook(run: MethodRun, progress: Progress | None) -> None:
+    """To `progress.outlook`, where there is such a method; else a bad outlook is a warning."""
+    if (judged := run.outlook) is None:
+        return
+    if (tell := getattr(progress, "outlook", None)) is not None:
+        tell(run.label, judged)
+    elif judged.verdict != "good":
+        warnings.warn(f"{run.label}: {judged.words}", UserWarning, stacklevel=5)
 
 
 def _client_progress(

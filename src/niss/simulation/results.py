@@ -12,6 +12,7 @@ from torch import Tensor
 
 from niss.accounting import (
     Ledger,
+    Outlook,
     OutsiderClaim,
     Statement,
     make_statement,
@@ -38,6 +39,7 @@ class RunResult:
     state_dict  the final model's tensors by name, for `module.load_state_dict`
     folder      where everything was written, if anywhere
     kappa       the strength of the shares, as it was planned or given
+    outlook     whether such noise leaves anything to learn, judged before the first round; None: nothing is known
     label       its name in tables, unique within a comparison
     method      the name of the method
     accuracy    of the final model on the test data
@@ -54,6 +56,7 @@ class RunResult:
     state_dict: dict[str, Tensor] = field(repr=False)
     folder: Path | None
     kappa: float | None = None
+    outlook: Outlook | None = None
 
     @property
     def label(self) -> str:

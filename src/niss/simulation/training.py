@@ -85,11 +85,16 @@ class Clients:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def hand_over(self) -> Examples:
-        """The inputs and labels of all clients, once: whoever trains on them need not share the memory."""
+    @property
+    def examples(self) -> Examples:
+        """The inputs and labels of all clients, until they are handed over."""
         if self._examples is None:
             raise ValueError("the examples of these clients were handed over before")
-        examples, self._examples = self._examples, None
+        return self._examples
+
+    def hand_over(self) -> Examples:
+        """The inputs and labels of all clients, once: whoever trains on them need not share the memory."""
+        examples, self._examples = self.examples, None
         return examples
 
     def samples(self, client: int) -> Tensor:
