@@ -60,11 +60,11 @@ def test_columns_decides_in_a_pipe_too(monkeypatch: Any) -> None:
 def test_sentences_and_remarks_are_broken_between_words(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     print_sentence("a sentence of many words " * 5)
-    print_aligned(["name | 1.25e-05 | a remark that goes on and on for a while", "| 2 | short"])
+    print_aligned([("name", "1.25e-5", "a remark that goes on and on for a while"), ("name", "2", "short")])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 50
     remark = next(number for number, line in enumerate(lines) if line.startswith("name"))
-    assert lines[remark + 1].startswith(" " * 16)
+    assert lines[remark + 1].startswith(" " * 15)
     monkeypatch.delenv("COLUMNS")
     print_sentence("a sentence of many words " * 10)
     assert len(capsys.readouterr().out.splitlines()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from niss.claims import digits
 
 NISS = Path(sys.executable).with_name("niss")
 README_RUN = [
@@ -169,9 +172,13 @@ def test_the_plan_as_text_and_as_json_agree() -> None:
     assert text.returncode == data.returncode == 0, text.stderr + data.stderr
     plan = json.loads(data.stdout)
     assert plan["rounds"] == 100
-    assert f"{plan['plan']['kappa']:.3g}" in text.stdout
-    assert f"{plan['tau2']:.4g}" in text.stdout
-    assert "epsilon 8.00" in text.stdout
+    for name, value in {
+        "kappa": plan["plan"]["kappa"],
+        "tau2": plan["tau2"],
+        "epsilon of each client": 8.0,
+    }.items():
+        shown = f"{value:.2f}" if name.startswith("epsilon") else digits(value)
+        assert re.search(f"^{name} +{re.escape(shown)} ", text.stdout, re.MULTILINE)
     assert "6 static colluders of 30" in text.stdout
 
 
@@ -191,8 +198,8 @@ def test_a_plan_that_carries_shares_says_what_it_promises_and_asks() -> None:
     assert plan["run"]["noise"]["colluders"] == 5
     assert (plan["dropout"], plan["plan"]["mode"], plan["plan"]["pattern"]) == (0.02, "repair", "any")
     for name in ("aggregate_variance_ratio_to_central", "ratio_to_central_final", "ratio_to_best"):
-        assert f"{plan[name]:.3g} x" in text.stdout
-    assert f"{plan['plan']['carried_to_residual']:.3g}" in text.stdout
+        assert f"{digits(plan[name])} ×" in text.stdout
+    assert digits(plan["plan"]["carried_to_residual"]) in text.stdout
     words = " ".join(text.stdout.split())
     for part in ("over all 40 rounds", "at least so many rounds", "5 static colluders of 50", "Adam"):
         assert part in words

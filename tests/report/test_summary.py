@@ -311,8 +311,8 @@ def odd_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_terminal_shows_the_digits_of_the_page(capsys: Any) -> None:
     plan_command(participants=20)
     printed = capsys.readouterr().out
-    assert "epsilon 7.98" in printed
-    assert "epsilon 2.35" in printed
+    assert re.search("epsilon of each client +7.98 ", printed)
+    assert re.search("epsilon of one upload +2.35 ", printed)
 
 
 @pytest.mark.usefixtures("odd_plan")

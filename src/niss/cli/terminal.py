@@ -167,16 +167,17 @@ def filled(text: str, *, indent: int = 0) -> str:
     return textwrap.fill(text, max(width, 20), subsequent_indent=" " * indent, **whole)
 
 
-def print_aligned(lines: Iterable[str]) -> None:
-    """Print lines of a name, a value and a remark, which stand with `|` between them.
+def print_aligned(lines: Iterable[tuple[str, str, str]]) -> None:
+    """Print lines of a name, a value and a remark; a name that stands above already is not repeated.
 
     The values are aligned to the right; long remarks take several lines.
     """
-    rows = [[part.strip() for part in line.split("|")] for line in lines]
+    rows, above = list(lines), ""
     name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
     before = name_width + value_width + 4
     for name, value, remark in rows:
-        print_sentence(f"{name:<{name_width}}  {value:>{value_width}}  {remark}".rstrip(), indent=before)
+        shown, above = "" if name == above else name, name
+        print_sentence(f"{shown:<{name_width}}  {value:>{value_width}}  {remark}".rstrip(), indent=before)
 
 
 def free_folder(parent: Path, name: str) -> Path:

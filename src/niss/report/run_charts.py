@@ -1,24 +1,19 @@
-"""What a run, a ledger or a plan shows as charts (`niss.charts`): accuracy, noise, spending, and the planner's curves.
+"""What a run or a ledger shows as charts (`niss.charts`): accuracy, noise, and what was spent.
 
 What is spent jumps when a round is charged, so ledgers are drawn in steps, and every epsilon is printed rounded up:
 a chart must not promise more than the ledger.
-
-Stronger shares need less distortion, so less noise is left in the sum by design; where clients drop out, more of their
-shares stays uncancelled. Unless kappa was given, the plan takes the least kappa that comes close to the lowest point
-of the curve: stronger shares gain little and make every unforeseen dropout cost more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niss.charts import Chart, Curves, Mark, Rows, Series, marked, numbered, points, short
+from niss.charts import Chart, Curves, Mark, Rows, Series, marked, points, short
 from niss.claims import digits, rounded_up
 from niss.errors import ConfigError
 from niss.files import write_output
-from niss.methods import look_of
 from niss.methods.look import DOTTED, INK, QUIET, SERIES, Look
 from niss.report.summary import format_variance, noise_of
 from niss.runs.folder import MethodResult, ReportInput, looks
@@ -34,17 +29,6 @@ _STEPS: dict[str, Any] = {
     **{"across": "Round", "head": "Round", "least": 0.0, "start": 0.0, "step": True, "values": "claim"}
 }
 _WORST, _MEDIAN = Look(SERIES[1], ""), Look(SERIES[0], "", DOTTED)
-# A smaller part of the noise would press the rest of a logarithmic axis together.
-_LEAST_PART = 1e-6
-# The method that leaves the noise of each curve over the rounds; no method reaches the best correlated noise.
-_OVER_ROUNDS = {
-    "central": ("trusted server, fresh noise", "central-dp"),
-    "niss": ("carried shares, nobody trusted", "niss-carried"),
-    "banded": ("trusted server, BandMF", "central-mf"),
-    "best": ("trusted server, best correlated noise", None),
-}
-# Where ideal secure aggregation needs hardly more than a trusted server, their lines would lie on each other.
-_NOTICEABLY_MORE = 1.25
 
 
 def save_charts(path: Path, charts: Sequence[Chart]) -> Path:
@@ -167,59 +151,3 @@ def spending_charts(spendings: Sequence[Spending]) -> list[Curves]:
             )
         )
     return charts
-
-
-def plan_chart(plan: Mapping[str, Any]) -> Curves:
-    """What a plan trades off, from the dictionary that `niss plan --json` prints.
-
-    It is the noise in the sum over the strength of the shares or, where they are carried, in the model over rounds.
-    """
-    return _rounds_chart(plan["over_rounds"]) if plan["over_rounds"] else _kappa_chart(plan)
-
-
-def _rounds_chart(over_rounds: Mapping[str, Sequence[float]]) -> Curves:
-    """The variance in the model after each round, as a part of what a trusted server leaves in the end."""
-    final = over_rounds["central"][-1]
-    series = []
-    for key, (name, method) in _OVER_ROUNDS.items():
-        if key in over_rounds:
-            look = look_of(method) if method else Look(INK, "o", DOTTED)
-            values = [value / final for value in over_rounds[key]]
-            series.append(Series(name, look, points(range(1, len(values) + 1), values)))
-    up = "Noise variance in the model\n(fresh central noise at the end = 1)"
-    return Curves(title="Noise in the model", across="Round", up=up, series=series, head="Round", least=0.0)
-
-
-def _kappa_chart(plan: Mapping[str, Any]) -> Curves:
-    """The variance in the sum over kappa, as multiples of what a trusted server would add.
-
-    Shown are the curve, its two parts where clients may drop out, the plan itself, and as lines the trusted server,
-    ideal secure aggregation (where it needs noticeably more) and DP-FedAvg.
-    """
-    curve, kappa, chosen = plan["curve"], plan["plan"]["kappa"], plan["aggregate_variance_ratio_to_central"]
-    parts = {"total": "NISS, all noise"}
-    if plan["dropout_part"] > _LEAST_PART * chosen:
-        parts |= {"residual": "by design", "dropout": "left by dropped clients"}
-    kappas = [point["kappa"] for point in curve]
-    series = [
-        Series(name, numbered(number), points(kappas, [point[part] for point in curve], "xy"))
-        for number, (part, name) in enumerate(parts.items())
-    ]
-    server, each = (
-        ("one curator", "each silo alone") if plan["unit"] == "record" else ("trusted server", "DP-FedAvg")
-    )
-    name = f"the plan: {digits(chosen)} at κ {digits(kappa)}"
-    series.append(Series(name, Look(INK, "o"), points([kappa], [chosen], "xy"), line=False))
-    ideal, local = plan["ratio_ideal"], chosen / plan["ratio_to_local"]
-    levels = {f"{server}: 1": 1.0, f"{each}: {digits(local)}": local}
-    if ideal >= _NOTICEABLY_MORE:
-        levels["ideal secure aggregation"] = ideal
-    return Curves(
-        title="Noise over the strength of the shares",
-        across="Strength of the shares, κ",
-        up=f"Noise variance in the sum\n({server} = 1)",
-        series=series,
-        log="xy",
-        levels=levels,
-        head="κ",
-    )

@@ -22,7 +22,7 @@ from niss.accounting import PlanQuestion
 from niss.claims import printed_claim
 from niss.errors import ConfigError
 from niss.report.page import environment
-from niss.report.run_charts import plan_chart
+from niss.report.plans import plan_chart, plan_lines
 from niss.settings import described
 from niss.simulation import settings_of_plan
 from niss.simulation.sections import MethodConfig
@@ -192,10 +192,8 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
         "command": command(question),
         "python": python_lines(question),
     }
-    if question.unit == "record":
-        said["known"] = printed_claim(values["epsilon_batches_known"])
     chart = in_two_widths(plan_chart(values)) if values.get("curve") or values["carry"] else ""
-    return said | {"html": fill("answer.html", said | {"chart": chart})}
+    return said | {"html": fill("answer.html", said | {"chart": chart, "lines": plan_lines(planned, values)})}
 
 
 def command(question: PlanQuestion) -> str:
