@@ -37,7 +37,7 @@ from niss.methods.base import (
 from niss.methods.look import BLUE, GREEN, Look
 from niss.methods.sharing import everyone, too_sparse, why_no_bound
 from niss.randomness import SimStream
-from niss.views import EXACT_LIMIT, Corruption, WorstCase, calibrate_for, effective_variance, worst_case
+from niss.views import Corruption, WorstCase, calibrate_for, effective_variance, exact_limit, worst_case
 
 if TYPE_CHECKING:
     from niss.accounting.plans import Plan, RoundPlan
@@ -200,7 +200,7 @@ class Niss(Method):
         """None where noise is carried: colluders are in the plan of the whole run, exactly, since all are alike."""
         size = round.participants.size
         assumed = round.plan.assumed(size)
-        if self.carries or (assumed.removed == 0 and size <= EXACT_LIMIT):
+        if self.carries or (assumed.removed == 0 and size <= exact_limit(round.graph)):
             return None
         if round.opponent is not None or distortion_named(round.plan.distortion).multiplies:
             return round.opponent

@@ -14,5 +14,5 @@ from niss.views.collusion import (
     worst_case,
 )
 from niss.views.joint import calibrate_tau2, effective_variance
-from niss.views.numerics import EXACT_LIMIT
+from niss.views.numerics import EXACT_LIMIT, exact_limit
 from niss.views.run import CompleteRun, RoundNoise, RunNoise, run_mu2

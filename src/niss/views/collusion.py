@@ -52,9 +52,9 @@ from niss.views.joint import (
     variances_among,
 )
 from niss.views.numerics import (
-    EXACT_LIMIT,
     ConnectedBound,
     connected_bound,
+    exact_limit,
     hypergeometric_tails,
     largest_eigenvalue,
     links,
@@ -217,7 +217,7 @@ class _Assumed:
     def _bound(self) -> SpectralBound | ConnectedBound | None:
         if self._removed:
             return None if self.tries_all_sets else spectral_bound(self._graph, self._corruption)
-        return connected_bound(self._graph) if self._graph.size > EXACT_LIMIT else None
+        return connected_bound(self._graph) if self._graph.size > exact_limit(self._graph) else None
 
     @property
     def tries_all_sets(self) -> bool:
