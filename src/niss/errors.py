@@ -83,6 +83,12 @@ class RemoteProtocolError(ProtocolError):
     """The other side did something the protocol forbids."""
 
 
+class PausedError(NissError):
+    """A run that something outside of it keeps from going on; it is saved, and goes on when it is started again."""
+
+    exit_code = 8
+
+
 class RanksError(NissError):
     """One of the processes that train a run together is gone, or does something else than the others."""
 

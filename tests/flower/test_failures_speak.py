@@ -65,16 +65,6 @@ def test_a_forgotten_mod_is_named_before_anything_is_spent(caplog):
     assert charges(grid) == [0] * 6
 
 
-def test_a_start_of_the_wrapped_strategy_that_would_be_passed_over_is_refused():
-    class WithOwnStart(FedAvg):
-        def start(self, *args, **named):
-            return super().start(*args, **named)
-
-    with pytest.raises(ConfigError, match="WithOwnStart has a start") as e:
-        NissStrategy(WithOwnStart(), plan=PRIVATE)
-    assert "subclass of NissStrategy" in e.value.hint
-
-
 class TestAFunctionForMetrics:
     @staticmethod
     def of_loss(records, weighted_by):
@@ -199,6 +189,25 @@ class TestOutlook:
             start(NissStrategy(inner(), plan=plan), grid)
         assert caplog.text.count(HOPELESS) == 1
 
+    @pytest.mark.parametrize("resume", [False, True])
+    def test_stops_the_run_where_that_is_wanted_and_nobody_pays(self, tmp_path, resume):
+        grid, report = FakeGrid().keep_state(tmp_path / "nodes"), tmp_path / "report.json"
+        kept = {"resume": tmp_path / "run"} if resume else {}
+        plan = replace(PRIVATE, epsilon=0.1)
+        strategy = NissStrategy(inner(), plan=plan, on_hopeless="stop", report=report, **kept)
+        with pytest.raises(ConfigError, match="on_hopeless: nothing can be learned") as e:
+            start(strategy, grid)
+        assert "Hopeless" in e.value.hint
+        assert not (grid.home() / "ledger.jsonl").exists()
+        assert json.loads(report.read_text())["rounds"][0]["skipped"].startswith("the plan is hopeless")
+        assert not strategy.session.books.charges
+        if resume:
+            # Who goes on all the same is not charged for the round that nobody was asked for.
+            again = NissStrategy(inner(), plan=plan, **kept)
+            start(again, grid)
+            assert [one.survivors for one in again.rounds] == [0, 6]
+            assert len(again.session.books.charges) == 1
+
     def test_one_that_can_work_is_not_warned_of(self, caplog):
         plan = replace(PRIVATE, epsilon=10.0, neighbours=5)
         with caplog.at_level(logging.INFO, "flwr"):
@@ -237,15 +246,25 @@ class TestLosses:
 
 
 class TestEvaluation:
-    def test_that_every_node_refuses_is_said_once_with_ways_out(self, caplog):
-        strategy = NissStrategy(FedAvg(), plan=PRIVATE)
-        start(strategy, FakeGrid())
-        assert caplog.text.count("no node evaluates") == 1
+    def test_that_nodes_refuse_is_said_once_before_anyone_is_asked_with_ways_out(self, caplog):
+        grid, strategy = FakeGrid(), NissStrategy(FedAvg(), plan=PRIVATE)
+
+        def warned(_message):
+            assert "asks nodes to evaluate, which they refuse" in caplog.text
+
+        grid.on_request("enrol", warned, node=None)
+        start(strategy, grid)
+        assert caplog.text.count("asks nodes to evaluate") == 1
         assert all(way in caplog.text for way in ("evaluate_fn", "`metrics=`", "allow=('evaluate',)"))
         assert "travel in the clear" not in " ".join(strategy.statement.caveats)
 
-    def test_that_is_allowed_is_in_the_statement(self, flower_log):
+    def test_that_is_allowed_is_in_the_statement(self):
         strategy = NissStrategy(FedAvg(), plan=PRIVATE)
         start(strategy, FakeGrid(app=make_app([NissMod(allow=("evaluate",))])))
         assert "Metrics of `evaluate` travel in the clear" in " ".join(strategy.statement.caveats)
-        assert "no node evaluates" not in flower_log.text
+
+    def test_that_nobody_is_asked_for_is_not_spoken_of(self, flower_log):
+        start(NissStrategy(inner(), plan=PRIVATE), FakeGrid(), rounds=1)
+        assert "evaluate" not in "".join(
+            one.getMessage() for one in flower_log.records if "niss:" in one.getMessage()
+        )

@@ -138,7 +138,7 @@ def test_escape_codes_of_a_client_are_not_printed(stage: str, flower_log: pytest
 def test_neither_are_those_of_a_server(flower_log: pytest.LogCaptureFixture) -> None:
     """Nor are its longest words: what a proposal says ends in the log of each node that declines it."""
     grid, strategy = FakeGrid(NODES), NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
-    identity = strategy._identity
+    identity = strategy._kept.identity
 
     def change(body: bytes) -> bytes:
         text = json.loads(body[SIGNATURE_BYTES:]) | {"tracker": "y" * 5000}

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message
@@ -15,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FakeGrid, global_model, perhaps_without_a_round, with_body
 from niss.accounting import Plan
-from niss.errors import ConfigError
+from niss.errors import ConfigError, PausedError
 from niss.flower import Limits, NissStrategy
 from niss.flower.mod import open_store
 from niss.local import Processes, Started
@@ -163,29 +164,72 @@ def test_a_round_that_was_seated_and_told_to_nobody_is_skipped_and_not_charged(
     assert len(again.session.books.charges) == 2
 
 
-def test_a_tracker_that_is_gone_skips_rounds_and_the_statement_says_so(service, monkeypatch):
-    from niss.tracker import client
+class TestATrackerThatIsAway:
+    """Rounds wait for it; none is used up, and nobody pays."""
 
-    monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.01)
-    grid, strategy = service.grid(), service.strategy()
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch):
+        from niss.flower import strategy
+        from niss.tracker import client
 
-    def kill(_message: Message) -> None:
-        if service.process.running:
-            service._processes.kill(service.process)
+        monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.01)
+        monkeypatch.setattr(strategy, "_PAUSE", 0.05)
 
-    grid.on_request("round", kill, node=None)
-    run(strategy, grid, 2)
-    first, second = strategy.rounds
-    assert first.survivors == 6, "the uploads stand although nobody can tell the tracker"
-    assert "does not answer" in second.skipped
-    assert any("Rounds that were skipped: 1;" in caveat for caveat in strategy.statement.caveats)
+    def killed_in(self, service, grid: FakeGrid, stage: str) -> None:
+        def kill(_message: Message) -> None:
+            if service.process.running:
+                service._processes.kill(service.process)
+                grid.tamper = lambda message: message
+
+        grid.on_request(stage, kill, node=None)
+
+    @pytest.mark.parametrize("stage", ["enrol", "round"])
+    def test_for_too_long_pauses_the_run_which_then_goes_on(self, service, tmp_path, stage):
+        grid, options = service.grid().keep_state(tmp_path / "nodes"), {"resume": tmp_path / "run"}
+        report = tmp_path / "report.json"
+        first = service.strategy(patience=0.3, report=report, **options)
+        self.killed_in(service, grid, stage)
+        with pytest.raises(PausedError, match=r"could not begin for 0\.3 seconds") as e:
+            first.start(grid, global_model(), num_rounds=3, timeout=1)
+        assert "start again with the same settings" in e.value.hint
+        assert "nobody has paid" in e.value.hint
+        assert "does not answer" in e.value.message or "could not use the tracker" in e.value.message
+        assert json.loads(report.read_text())["paused"] == e.value.message
+        played = 0 if stage == "enrol" else 1
+        assert [one.survivors for one in first.rounds] == [6] * played, "the uploads that were sent stand"
+        service.start()
+        again = service.strategy(report=report, **options)
+        run(again, grid, 3)
+        assert [one.survivors for one in again.rounds] == [6, 6, 6]
+        assert json.loads(report.read_text())["paused"] == ""
+        assert all(grid.ledger(node).participations("self") == 3 for node in grid.contexts)
+
+    def test_for_a_while_costs_no_round(self, service, monkeypatch, flower_log):
+        from niss.flower import strategy
+
+        grid, server = service.grid(), service.strategy(patience=60.0)
+        self.killed_in(service, grid, "enrol")
+        waited = []
+
+        def come_back(seconds: float) -> None:
+            waited.append(seconds)
+            if not service.process.running:
+                service.start()
+
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=come_back)
+        monkeypatch.setattr(strategy, "time", clock)
+        run(server, grid, 2)
+        assert waited
+        assert "niss: round 1 waits, for at most" in flower_log.text
+        assert [one.survivors for one in server.rounds] == [6, 6]
+        assert not server.session.members.left_out
 
 
 def test_a_server_that_lies_about_the_trackers_chain_is_caught(service):
     grid, strategy = service.grid(), service.strategy()
 
     def lie(body: bytes) -> bytes:
-        return replace(read_proposal(body), anchor=bytes(32)).signed(strategy._identity)
+        return replace(read_proposal(body), anchor=bytes(32)).signed(strategy._kept.identity)
 
     grid.on_request("enrol", with_body(lie), node=None)
     run(strategy, grid)
@@ -215,7 +259,7 @@ def test_what_is_wrong_with_a_tracker_is_not_told_to_the_server(service, monkeyp
             record = message.content["niss"]
             run = os.urandom(16)
             proposal = replace(read_proposal(record["body"]), tracker=address, run=run)
-            record["body"], record["run"] = proposal.signed(strategy._identity), run
+            record["body"], record["run"] = proposal.signed(strategy._kept.identity), run
             return message
 
         grid.tamper = lie

@@ -17,11 +17,12 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from typer.testing import CliRunner
 
 from niss.cli import app, up
-from niss.errors import ConfigError, NissError
+from niss.errors import ConfigError, NissError, PausedError
 from niss.local import OWNER, Processes, marked
 from niss.local.deployment import Deployment, Settings, make_certificates, make_node_key
 
 REPORT = {
+    "paused": "",
     "rounds": [{"round": 1, "survivors": 2, "skipped": None, "lost": {"7": "no answer in time"}}],
     "metrics": {"server": {"0": {"accuracy": 0.1}, "1": {"accuracy": 0.5}}},
     "statement": {"words": "a promise", "caveats": ["a caveat"]},
@@ -122,6 +123,19 @@ def test_a_run_that_failed_or_gave_nothing_is_an_error(bring_up, monkeypatch):
             bring_up()
         assert failed.value.message == "the run ended as 'finished:failed'"
         assert "read the logs" in failed.value.hint
+
+
+def test_a_run_that_paused_says_why_and_how_it_goes_on(bring_up, monkeypatch, tmp_path):
+    paused = {**REPORT, "paused": "round 2 could not begin for 600 seconds: the tracker does not answer"}
+    monkeypatch.setattr(FakeDeployment, "report_at_end", paused)
+    monkeypatch.setattr(FakeDeployment, "status_at_end", "finished:failed")
+    with pytest.raises(PausedError, match="round 2 could not begin") as failed:
+        bring_up(keep=tmp_path / "kept")
+    assert failed.value.exit_code == 8
+    assert f"niss up --resume {tmp_path / 'kept'}" in failed.value.hint
+    with pytest.raises(PausedError) as failed:
+        bring_up()
+    assert "--keep FOLDER" in failed.value.hint
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(bring_up, tmp_path, monkeypatch):

@@ -35,6 +35,11 @@ EXIT_CODES = (
     (5, "run folder", "A run folder cannot be written, resumed or read."),
     (6, "protocol", "This side or the other side did something the protocol forbids."),
     (7, "ranks", _RANKS),
+    (
+        8,
+        "paused",
+        "Something that is away keeps a run from going on; it is saved, and goes on when started again.",
+    ),
     (130, "interrupted", "Ctrl-C; the last line says what was kept and how to go on."),
 )
 CRASHED = 1

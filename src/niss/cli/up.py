@@ -21,7 +21,7 @@ from typing_extensions import Doc
 
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import kept_on_interrupt, print_json, say
-from niss.errors import ConfigError, NissError
+from niss.errors import ConfigError, NissError, PausedError
 from niss.files import SHARED, read_json, write_atomically, write_json
 
 if TYPE_CHECKING:
@@ -160,10 +160,12 @@ def _run(
         federation.stream(run, show)
         status = federation.status(run)
     report = json.loads(federation.report.read_text()) if federation.report.exists() else None
+    logs = f"read the logs in {folder / 'logs'}, then go on with: niss up --resume {folder}"
+    if report is not None and report["paused"]:
+        raise PausedError(report["paused"], hint=logs if kept else "with --keep FOLDER it could have gone on")
     if status != _DONE or report is None:
         # A ServerApp whose strategy was given no update ends with an error, and the report knows why.
         nothing = _without_a_result(report) if report is not None and report["rounds"] else ""
-        logs = f"read the logs in {folder / 'logs'}, then go on with: niss up --resume {folder}"
         again = "run it again with --keep FOLDER and read the logs there"
         raise NissError(
             f"the run ended as {status!r}" + (f": {nothing}" if nothing else ""),

@@ -1,18 +1,15 @@
-"""What a run on Flower is given, checked before anyone is asked anything: its settings, its plan, the wrapped strategy.
+"""What a run on Flower is given, checked before anyone is asked anything: its settings and its plan.
 
-**Settings**, read from `[tool.flwr.app.config]` by `NissStrategy.from_run_config`:
+Settings are read from `[tool.flwr.app.config]` by `NissStrategy.from_run_config`:
 
     plan      epsilon, delta, clip, unit, batch, records, kappa, neighbours, relation, collusion, dropout, mode, as in
               `Plan`; its participations from `rounds`, or `num-server-rounds` as Flower's templates call it; with
               `carry` also separation, pattern and closing
     strategy  carry, participants, tracker, tracker-ca, server-key, coalition, report, resume, stage-timeout,
-              clip-quantile, first-clip, weight-cap, deadline, count-blanks
+              clip-quantile, first-clip, weight-cap, deadline, count-blanks, patience, on-hopeless
 
 A setting that is left out, or empty text, keeps its default. Flower
 hands the run configuration to the nodes too, but they take no limit from it: it is the server's side that writes it.
-
-**The wrapped strategy** samples, configures and aggregates. It must need no more than the mean of the updates, leave
-`start` to `NissStrategy`, and make do with the metrics that clients let out.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from niss.accounting import Plan, outlook
+from niss.accounting import Outlook, Plan, outlook
 from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import USE_THE_MOD, fewest_nodes
@@ -44,11 +41,6 @@ _ATTEMPTS = 3
 _CHAINS = 4
 # Stronger shares would take a tenth off the variance that stays, and one who does not come would leave far more.
 _KAPPA = 4.0
-NO_EVALUATION = (
-    "no node evaluates, since `evaluate` at weights of the server's choice gives updates away. For an accuracy: "
-    "evaluate_fn on public data at the server; `metrics=` of NissStrategy and NissMod, inside the uploads; or "
-    "NissMod(allow=('evaluate',)), unprotected. fraction_evaluate=0 asks nobody"
-)
 OWN_BEACON = "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}
 
@@ -80,6 +72,8 @@ _STRATEGY: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "weight-cap": ("weight_cap", float),
     "deadline": ("deadline", float),
     "count-blanks": ("count_blanks", _switch),
+    "patience": ("patience", float),
+    "on-hopeless": ("on_hopeless", str),
 }
 _REQUIRED = ("epsilon", "clip")
 
@@ -259,67 +253,6 @@ def _committed_to(plan: Plan, rounds: int) -> Plan:
     return replace(plan, horizon=training, participations=math.ceil(training / plan.separation))
 
 
-_EACH = "it looks at the update of each client, and under NISS the server learns their sum alone"
-_OWN_NOISE = "it clips or adds noise of its own, and its claim would not be the one that NISS accounts for"
-# What the names of Flower's strategies start with that need more than the mean of the updates, and why they do.
-_NOT_AVERAGING = {
-    "FedMedian": f"a median is not a sum: {_EACH}",
-    "FedTrimmedAvg": f"a trimmed mean is not a sum: {_EACH}",
-    "Krum": f"it chooses among the updates: {_EACH}",
-    "MultiKrum": f"it chooses among the updates: {_EACH}",
-    "Bulyan": f"it chooses among the updates: {_EACH}",
-    "QFedAvg": f"it weights each update by its norm and its loss: {_EACH}",
-    "FedXgb": "it collects trees, which cannot be summed",
-    "DifferentialPrivacy": _OWN_NOISE,
-}
-
-
-def require_wrappable(strategy: Strategy) -> None:
-    """Refuse, with `ConfigError`, a strategy that needs more than the mean, or whose `start` would not be called."""
-    name = type(strategy).__name__
-    if not isinstance(strategy, Strategy):
-        raise ConfigError(
-            f"{name} is not a strategy of flwr.serverapp.strategy",
-            field="strategy",
-            hint="the older strategies of flwr.server cannot be wrapped; use those of the Message API",
-        )
-    origins = [kind.__name__ for kind in type(strategy).__mro__ if kind.__module__.startswith("flwr.")]
-    for start, reason in _NOT_AVERAGING.items():
-        if any(origin.startswith(start) for origin in origins):
-            raise ConfigError(
-                f"{name} cannot be used: {reason}",
-                field="strategy",
-                hint="use one that averages, such as FedAvg, FedProx, FedAvgM, FedAdam, FedYogi or FedAdagrad",
-            )
-    if type(strategy).start is not Strategy.start:
-        raise ConfigError(
-            f"{name} has a start() of its own, which would never be called: NissStrategy runs the rounds",
-            field="strategy",
-            hint="put it into a subclass of NissStrategy, or do what it does in evaluate_fn or aggregate_train",
-        )
-
-
-def weight_of(strategy: Strategy) -> str:
-    """The name of the metric that a strategy weights results by."""
-    return str(getattr(strategy, "weighted_by_key", "num-examples"))
-
-
-def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) -> None:
-    """Warn of a strategy that begins with too few nodes, or under which noise that is carried over does not cancel."""
-    if carries and hasattr(strategy, "v_t"):
-        LOG.warning(
-            "niss: %s divides by what it has seen of earlier rounds, so that noise that a round carries to the next "
-            "does not cancel; FedAvg, FedProx and FedAvgM keep it in proportion",
-            type(strategy).__name__,
-        )
-    if not carries and fewest_nodes(strategy) < participants:
-        LOG.warning(
-            "niss: a round needs %d participants, but the wrapped strategy begins with fewer nodes, and rounds are "
-            "skipped until there are enough. To wait for them: min_available_nodes=%d, min_train_nodes=%d",
-            *(participants, participants, participants),
-        )
-
-
 def in_short(plan: Plan, metrics: Iterable[str]) -> list[str]:
     """The plan in a few lines, and what travels inside the uploads."""
     said = [
@@ -335,7 +268,7 @@ def in_short(plan: Plan, metrics: Iterable[str]) -> list[str]:
     return [*said, f"metrics in the noisy sum: {names}"] if names else said
 
 
-def say_outlook(session: Session, parameters: int, rounds: int) -> None:
+def say_outlook(session: Session, parameters: int, rounds: int) -> Outlook:
     """Before the first round that anyone pays for: can this model learn anything, and can the nodes pay for it all?"""
     assert session.round is not None
     terms = session.round.agreed.terms
@@ -350,6 +283,7 @@ def say_outlook(session: Session, parameters: int, rounds: int) -> None:
             "too few can pay for are not opened",
             *(len(short), len(told), min(short)),
         )
+    return judged
 
 
 def no_round(session: Session | None) -> ProtocolError:

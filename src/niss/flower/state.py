@@ -22,7 +22,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,11 +32,12 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from niss.errors import ConfigError, RunFolderError
-from niss.files import lock_file, read_private, write_atomically
+from niss.errors import ConfigError, PausedError, RunFolderError
+from niss.files import SHARED, lock_file, read_private, write_atomically
 from niss.protocol import Identity, SecretBytes, load_identity
 from niss.session.books import RunState
 from niss.session.proposal import IN_HEX
+from niss.session.server import Session
 from niss.session.store import make_folder, require_private
 from niss.settings import check_json, to_values
 
@@ -162,13 +163,114 @@ class ServerFolder:
         raise RunFolderError(f"{path} is damaged, or was written by another version of niss", hint=_DAMAGED)
 
 
-def server_identity(key: str | Path | None, folder: ServerFolder | None) -> Identity:
-    """That in the key file, or the one that the run in the folder began with, or a new one."""
-    if key is not None:
-        return load_identity(Path(key).expanduser())
-    saved = None if folder is None else folder.read()
-    known = None if saved is None else saved.identity
-    return Identity.generate(os.urandom) if known is None else Identity(known)
+class KeptRun:
+    """What a server keeps of a run while it goes on: metrics by round, the report, and the folder to go on from.
+
+    identity  of the server: that in the key file, or the one that the run in the folder began with, or a new one
+    metrics   so far
+    before    rounds that servers before this one played
+    paused    why the run waits to be gone on with; empty: it does not
+    """
+
+    def __init__(
+        self, inner: Strategy, *, resume: str | Path | None, report: str | Path | None, key: str | Path | None
+    ) -> None:
+        self._inner = inner
+        self._folder = None if resume is None else ServerFolder(Path(resume))
+        self._report = None if report is None else Path(report)
+        if self._report is not None and not self._report.parent.is_dir():
+            raise ConfigError(f"the folder {self._report.parent} does not exist", field="report")
+        saved = self._folder.read() if self._folder is not None and key is None else None
+        if key is not None:
+            self.identity = load_identity(Path(key).expanduser())
+        elif saved is not None and saved.identity is not None:
+            self.identity = Identity(saved.identity)
+        else:
+            self.identity = Identity.generate(os.urandom)
+        self._secret = None if key is not None else bytes(self.identity.secret_bytes())
+        self.begin(0)
+
+    def begin(self, rounds: int) -> None:
+        """A run of so many rounds begins, or is about to be gone on with."""
+        self._rounds, self._done, self.before, self.paused = rounds, 0, 0, ""
+        self._arrays: dict[str, Any] = {}
+        self.metrics: MetricsByRound = {"train": {}, "evaluate": {}, "server": {}}
+
+    def locked(self) -> AbstractContextManager[None]:
+        """While a server runs, no other uses the folder."""
+        return nullcontext() if self._folder is None else self._folder.locked()
+
+    def load(self) -> tuple[RunState, ArrayRecord] | None:
+        """What was saved of the run, and the model that it had come to; None where nothing was.
+
+        Flower counts rounds from 1 in each `start`; from here on they are counted on from those of the run.
+        """
+        if self._folder is None or (found := self._folder.load(self._rounds, self._inner)) is None:
+            return None
+        saved, model = found
+        for kind, records in saved.metrics.items():
+            self.metrics[kind] = {number: MetricRecord(record) for number, record in records.items()}
+        last = saved.session.rounds[-1].round if saved.session.rounds else 0
+        if saved.session.pending is not None:
+            last = max(last, saved.session.pending.round)
+        self._done = self.before = max(saved.done, last)
+        self._arrays = {"arrays": saved.arrays, "layout": saved.layout}
+        LOG.info("niss: going on after round %d of %d", self._done, self._rounds)
+        return saved.session, model
+
+    def pause(self, why: str) -> PausedError:
+        """Why the run ends before its time; nobody has paid for what did not begin."""
+        self.paused = why
+        saved = "start again with the same settings, and the run goes on"
+        lost = "without `resume` the run was not saved, and is over"
+        return PausedError(why, hint=f"nobody has paid for it; {saved if self._arrays else lost}")
+
+    def begin_with(self, arrays: ArrayRecord, session: Session) -> None:
+        """Save the run with the model that it begins with, unless it is saved."""
+        if self._folder is not None and not self._arrays:
+            self._arrays = self._folder.write_arrays(self._done, arrays, self._inner)
+            session.save()
+
+    def model(self, done: int, arrays: ArrayRecord) -> None:
+        """The model after that round; nothing is written before the run began."""
+        self._done = done
+        if self._folder is not None and self._arrays:
+            self._arrays = self._folder.write_arrays(done, arrays, self._inner)
+
+    def save(self, session: RunState) -> None:
+        """Replace the run in the folder, durably; nothing before it has a model."""
+        if self._folder is None or not self._arrays:
+            return
+        metrics = _plain(self.metrics)
+        self._folder.write(
+            SavedRun(self._rounds, self._done, session, metrics, identity=self._secret, **self._arrays)
+        )
+
+    def keep(self, kind: str, number: int, metrics: MetricRecord | None, session: Session | None) -> None:
+        """Note metrics of a round, and keep report and run up to date."""
+        if metrics is not None:
+            self.metrics[kind][number] = metrics
+        if session is not None:
+            self.write_report(session)
+            session.save()
+
+    def evaluation(self, evaluate: Evaluate | None, session: Callable[[], Session | None]) -> Evaluate | None:
+        """The evaluation on the server, with the round's number in the run; what it says is kept."""
+
+        def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            assert evaluate is not None
+            metrics = evaluate(self.before + server_round, arrays)
+            self.keep("server", self.before + server_round, metrics, session())
+            return metrics
+
+        return None if evaluate is None else evaluated
+
+    def write_report(self, session: Session) -> None:
+        """Replace the report, if there is to be one."""
+        if self._report is None:
+            return
+        report = session.books.to_json() | {"metrics": _plain(self.metrics), "paused": self.paused}
+        write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
 
 
 def _pack(model: ArrayRecord, inner: Strategy) -> tuple[bytes, dict[str, Any]]:
@@ -205,7 +307,7 @@ def _unpack(
     return model, moments
 
 
-def plain(metrics: MetricsByRound) -> dict[str, dict[int, dict[str, Any]]]:
+def _plain(metrics: MetricsByRound) -> dict[str, dict[int, dict[str, Any]]]:
     """By kind and round, as JSON holds it."""
     return {
         kind: {number: dict(record) for number, record in records.items()}

@@ -17,13 +17,12 @@ mean to the wrapped strategy.
 
 from __future__ import annotations
 
-import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -33,9 +32,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from niss.accounting import Plan, Statement
 from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
-from niss.files import SHARED, write_atomically
 from niss.flower.given import (
-    NO_EVALUATION,
     OWN_BEACON,
     carrying,
     check_settings,
@@ -46,13 +43,10 @@ from niss.flower.given import (
     no_round,
     plan_of,
     prepared,
-    require_wrappable,
     say_outlook,
     strategy_options,
-    warn_of_strategy,
-    weight_of,
 )
-from niss.flower.state import Evaluate, MetricsByRound, SavedRun, ServerFolder, plain, server_identity
+from niss.flower.state import KeptRun
 from niss.flower.transport import (
     METRICS,
     RECORD,
@@ -60,7 +54,6 @@ from niss.flower.transport import (
     Model,
     WillingNodes,
     alike,
-    guard_metrics,
     mean_metrics,
     say_round,
     send_requests,
@@ -68,13 +61,24 @@ from niss.flower.transport import (
     shown,
     sort_replies,
     to_record,
+)
+from niss.flower.wrapped import (
+    guard_metrics,
+    has_own_start,
+    own_hooks,
+    require_wrappable,
+    start_own,
+    taken_over,
+    try_aggregation,
     try_metrics,
+    warn_of_strategy,
+    weight_of,
 )
 from niss.protocol import load_coalition
 from niss.runs import RoundRecord
 from niss.session.books import RunState
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
-from niss.session.ports import Coordinator, Relay, Reply, Request, Stage
+from niss.session.ports import Coordinator, CoordinatorAway, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup, read_proposal, require_deadline, require_proposable
 from niss.session.server import Session, drive
 from niss.tracker.coordinator import Tracked
@@ -82,6 +86,8 @@ from niss.tracker.coordinator import Tracked
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
 ACCOUNTING = "niss-gaussian-joint-view"
+# Seconds after which a tracker that is away is asked again; it was asked several times before that.
+_PAUSE = 2.0
 
 
 class _SpentError(Exception):
@@ -107,7 +113,9 @@ class NissStrategy(Strategy):
     report         file to write the statement and what happened in each round to, as JSON; after every round
     resume         folder to save the run in after every round, and to go on from if a run is saved there already
                    (`niss.flower.state`); private, as secrets of the server are in it
-    stage_timeout  seconds to wait for answers that need no training
+    stage_timeout  seconds to wait for answers that need no training; on top of a `deadline`, also for uploads
+    patience       seconds to wait for a tracker that is away, before the run pauses (`PausedError`)
+    on_hopeless    whether a plan under which nothing can be learned is warned of, or stops the run before anyone pays
     metrics        by name the ranges (least, greatest) of metrics of `train` that travel inside the uploads, hidden and
                    charged with them; a node that has not agreed to them in its `NissMod` does not join
     metric_part    how much of the clip all of them together may take up
@@ -144,8 +152,12 @@ class NissStrategy(Strategy):
         deadline: float | None = None,
         count_blanks: bool = False,
         resume: str | Path | None = None,
+        patience: float = 600.0,
+        on_hopeless: Literal["warn", "stop"] = "warn",
     ) -> None:
         require_wrappable(strategy)
+        if on_hopeless not in ("warn", "stop"):
+            raise ConfigError(f"must be 'warn' or 'stop', not {on_hopeless!r}", field="on_hopeless")
         plan = carrying(plan) if carry else plan
         require_proposable(plan)
         require_deadline(deadline)
@@ -156,12 +168,10 @@ class NissStrategy(Strategy):
         self._metrics = NoisyMetrics(inside, metric_part)
         check_settings(self._weight, self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
-        self.inner = strategy
-        self._folder = None if resume is None else ServerFolder(Path(resume))
-        self._own_key = key is not None
-        self._identity = server_identity(key, self._folder)
+        self.inner, self._own = strategy, own_hooks(strategy)
+        self._kept = KeptRun(strategy, resume=resume, report=report, key=key)
         self._coordinator: Coordinator = (
-            Relay() if tracker is None else Tracked(tracker, self._identity, ca=tracker_ca)
+            Relay() if tracker is None else Tracked(tracker, self._kept.identity, ca=tracker_ca)
         )
         self._given, self._size = prepared(plan, independent=bool(self._coordinator.address)), participants
         usual = min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS)
@@ -172,15 +182,9 @@ class NissStrategy(Strategy):
             # Refused now where they are too few, and not when they train.
             self._given.assumed(self._participants)
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
-        self._report = None if report is None else Path(report)
-        if self._report is not None and not self._report.parent.is_dir():
-            raise ConfigError(f"the folder {self._report.parent} does not exist", field="report")
-        self._stage_timeout = stage_timeout
+        self._stage_timeout, self._patience, self._on_hopeless = stage_timeout, patience, on_hopeless
         self._sent: list[Message] = []
         self._begun: Session | None = None
-        self._done = self._before = 0
-        self._arrays: dict[str, Any] = {}
-        self.metrics: MetricsByRound = {"train": {}, "evaluate": {}, "server": {}}
 
     @classmethod
     def from_run_config(cls, context: Context, strategy: Strategy, **options: Any) -> Self:
@@ -209,80 +213,55 @@ class NissStrategy(Strategy):
         `ProtocolError` if no update of any client came to be summed.
         """
         self._plan_for(num_rounds)
-        self._begun, self._done, self._before, self._arrays = None, 0, 0, {}
-        self.metrics = {"train": {}, "evaluate": {}, "server": {}}
+        self._begun = None
+        self._kept.begin(num_rounds)
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
-        # What will go wrong is said while nobody has been asked anything.
+        # What will go wrong is said, or refused, while nobody has been asked anything.
         self.plan = lasting(self.plan, self.inner, num_rounds, self._nodes)
         names = self._metrics.means(np.zeros(len(self._metrics.ranges)), 1.0, 1.0)
         try_metrics(self.inner, names, self._weight)
+        try_aggregation(self.inner, initial_arrays, train_config, names, self._weight)
         warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
+        if self._deadline is not None:
+            # Who has not answered by then is gone: Flower itself waits for about a minute.
+            timeout = min(timeout, self._deadline + self._stage_timeout)
+        LOG.info("niss: the uploads of a round are waited for at most %g seconds", timeout)
+        given: dict[str, Any] = {
+            "train_config": train_config,
+            "evaluate_config": evaluate_config,
+            "timeout": timeout,
+        }
         try:
-            with nullcontext() if self._folder is None else self._folder.locked():
-                arrays = self._resumed(initial_arrays)
-                evaluate = None if evaluate_fn is None else self._evaluation(evaluate_fn)
-                left = num_rounds - self._before
-                result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
+            with self._kept.locked(), taken_over(self.inner, self):
+                given["initial_arrays"] = arrays = self._resumed(initial_arrays)
+                given["evaluate_fn"] = self._kept.evaluation(evaluate_fn, lambda: self._begun)
+                given["num_rounds"] = num_rounds - self._kept.before
+                if has_own_start(self.inner):
+                    self.summary()
+                    result = start_own(self.inner, grid, given)
+                else:
+                    result = super().start(grid, **given)
         except _SpentError:
             LOG.warning("niss: the run ends here, as too few of its nodes can pay for another round")
             result = Result(arrays=self._weights)
         finally:
             self._conclude()
-        if not result.arrays and self._before:
+        if not result.arrays and self._kept.before:
             result.arrays = arrays
-        result.train_metrics_clientapp = self.metrics["train"]
-        result.evaluate_metrics_clientapp = self.metrics["evaluate"]
-        result.evaluate_metrics_serverapp = self.metrics["server"]
+        result.train_metrics_clientapp = self._kept.metrics["train"]
+        result.evaluate_metrics_clientapp = self._kept.metrics["evaluate"]
+        result.evaluate_metrics_serverapp = self._kept.metrics["server"]
         if num_rounds and not any(record.survivors for record in self.rounds):
             raise no_round(self._begun)
         return result
 
     def _resumed(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The model that a run saved in the folder has come to, which then goes on; these weights where there is none.
-
-        Flower counts rounds from 1 in each `start`; from here on they are counted on from those of the run.
-        """
-        if self._folder is None or (found := self._folder.load(self._rounds, self.inner)) is None:
+        """The model that a saved run has come to, which then goes on; these weights where there is none."""
+        if (found := self._kept.load()) is None:
             return arrays
         saved, model = found
-        session = self._begin(saved.session)
-        for kind, records in saved.metrics.items():
-            self.metrics[kind] = {number: MetricRecord(record) for number, record in records.items()}
-        last = session.books.rounds[-1].round if session.books.rounds else 0
-        self._done = self._before = max(saved.done, last)
-        self._arrays = self._folder.write_arrays(self._done, model, self.inner)
-        session.save()
-        LOG.info("niss: going on after round %d of %d", self._done, self._rounds)
+        self._begin(saved).save()
         return model
-
-    def _evaluation(self, evaluate: Evaluate) -> Evaluate:
-        """The evaluation on the server, with the round's number in the run."""
-
-        def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            number = self._before + server_round
-            metrics = evaluate(number, arrays)
-            self._keep("server", number, metrics)
-            return metrics
-
-        return evaluated
-
-    def _keep(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
-        """Note metrics of a round, and keep report and run up to date."""
-        if metrics is not None:
-            self.metrics[kind][number] = metrics
-        self._write_report()
-        if self._begun is not None:
-            self._begun.save()
-
-    def _save(self, session: RunState) -> None:
-        """Replace the run in the folder, durably; nothing before it has begun."""
-        if self._folder is None or not self._arrays:
-            return
-        secret = None if self._own_key else bytes(self._identity.secret_bytes())
-        kept = SavedRun(
-            self._rounds, self._done, session, plain(self.metrics), identity=secret, **self._arrays
-        )
-        self._folder.write(kept)
 
     def _plan_for(self, rounds: int) -> None:
         """Fix how many rounds the beacon chain is for, and so how many graphs a client has to reckon with."""
@@ -322,11 +301,11 @@ class NissStrategy(Strategy):
         """
         self._sent.clear()
         self._weights = arrays
-        number, carries = self._before + server_round, self.plan.kind.carries
+        number, carries = self._kept.before + server_round, self.plan.kind.carries
         nodes = WillingNodes(grid, self._willing, self.inner)
         try:
             willing = grid if carries else cast(Grid, nodes)
-            messages = list(self.inner.configure_train(number, arrays, config, willing))
+            messages = list(self._own.configure_train(number, arrays, config, willing))
         except ProtocolError as error:
             self.session.skip(number - 1, error.message)
             return self._skipped(grid)
@@ -339,15 +318,12 @@ class NissStrategy(Strategy):
         drawn = connected if carries else [message.metadata.dst_node_id for message in messages]
         self._nodes, self._coordinates = len(connected), self._model.size
         session = self.session
-        if self._folder is not None and not self._arrays:
-            self._arrays = self._folder.write_arrays(self._done, arrays, self.inner)
-            session.save()
-        session.begin(number - 1, drawn, connected=connected, coordinates=self._model.size)
-        drive(session, self._deliver, until=Stage.ROUND)
+        self._kept.begin_with(arrays, session)
+        self._open(number, drawn, connected)
         if session.stage is Stage.DONE:
             return self._skipped(grid)
         if not any(record.participants for record in self.rounds):
-            say_outlook(session, self._model.size, self._rounds)
+            self._foresee(number)
         made = {message.metadata.dst_node_id: message for message in messages}
         for node, request in session.requests().items():
             # The wrapped strategy may have given all messages the same content.
@@ -359,6 +335,36 @@ class NissStrategy(Strategy):
                 made[node] = Message(content, dst_node_id=node, message_type=self._type)
             self._sent.append(made[node])
         return list(self._sent)
+
+    def _open(self, number: int, drawn: list[int], connected: list[int]) -> None:
+        """Enrol and open the round. While the tracker is away it is put off, up to `patience`; then the run pauses."""
+        session, ends = self.session, time.monotonic() + self._patience
+        while True:
+            session.begin(number - 1, drawn, connected=connected, coordinates=self._model.size)
+            drive(session, self._deliver, until=Stage.ROUND)
+            if not isinstance(session.refused, CoordinatorAway):
+                return
+            why = getattr(session.refused, "detail", session.refused.message)
+            left = ends - time.monotonic()
+            if left <= 0.0:
+                raise self._kept.pause(
+                    f"round {number} could not begin for {self._patience:g} seconds: {why}"
+                )
+            LOG.warning("niss: round %d waits, for at most %.0f seconds more: %s", number, left, why)
+            time.sleep(min(_PAUSE, left))
+
+    def _foresee(self, number: int) -> None:
+        """Say, before anyone pays for a round, what will become of the run; stop it where that is wanted."""
+        session = self.session
+        judged = say_outlook(session, self._model.size, self._rounds)
+        if judged.verdict == "hopeless" and self._on_hopeless == "stop":
+            session.skip(number - 1, "the plan is hopeless, and the run was to stop then")
+            session.save()
+            raise ConfigError(
+                "nothing can be learned under this plan, and nobody has paid for it",
+                field="on_hopeless",
+                hint=judged.words,
+            )
 
     def _willing(self, nodes: list[int]) -> list[int]:
         return nodes if self._begun is None else self._begun.willing(nodes)
@@ -378,13 +384,10 @@ class NissStrategy(Strategy):
         Returns what the wrapped strategy makes of it; its metrics get `niss-survivors` and `niss-lost`. Those that
         travelled inside the uploads reach it as the metrics of that one result, each with its noise.
         """
-        number = self._before + server_round
+        number = self._kept.before + server_round
         arrays, metrics = self._aggregated(number, list(replies))
-        self._done = number
-        if self._folder is not None and self._arrays:
-            model = self._weights if arrays is None else arrays
-            self._arrays = self._folder.write_arrays(number, model, self.inner)
-        self._keep("train", number, metrics)
+        self._kept.model(number, self._weights if arrays is None else arrays)
+        self._kept.keep("train", number, metrics, self._begun)
         return arrays, metrics
 
     def _aggregated(
@@ -392,7 +395,7 @@ class NissStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         session = self._begun
         if session is None or session.stage is not Stage.ROUND:
-            return self.inner.aggregate_train(number, [])
+            return self._own.aggregate_train(number, [])
         uploads = sort_replies(self._sent, replies)
         clear = {node: reply.clear for node, reply in uploads.items() if isinstance(reply, Reply)}
         session.take(uploads)
@@ -401,7 +404,7 @@ class NissStrategy(Strategy):
         say_round(record, self.plan, session.books.blanks)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
-            return self.inner.aggregate_train(number, results)
+            return self._own.aggregate_train(number, results)
         mean, hidden = session.mean(total)
         metrics = mean_metrics([values for node, values in clear.items() if str(node) not in record.lost])
         session.state.clear_metrics |= set(metrics)
@@ -409,7 +412,7 @@ class NissStrategy(Strategy):
         metrics[self._weight] = 1
         content = RecordDict({self._array_key: self._model.moved_by(mean), METRICS: metrics})
         results.insert(0, Message(content, reply_to=self._sent[0]))
-        arrays, made = self.inner.aggregate_train(number, results)
+        arrays, made = self._own.aggregate_train(number, results)
         if arrays is not None:
             arrays = self._model.restored(arrays)
         counts = MetricRecord({"niss-survivors": record.survivors, "niss-lost": len(record.lost)})
@@ -420,7 +423,7 @@ class NissStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does."""
-        return self.inner.configure_evaluate(self._before + server_round, arrays, config, grid)
+        return self._own.configure_evaluate(self._kept.before + server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the wrapped strategy does, with the replies that are made like most of them.
@@ -428,19 +431,17 @@ class NissStrategy(Strategy):
         That their metrics travelled unprotected is noted for the statement. Where it fails on their values, the round
         has no metrics: what a node sends does not end the run.
         """
-        number, replies = self._before + server_round, list(replies)
+        number, replies = self._kept.before + server_round, list(replies)
         answered = sum(not reply.has_error() for reply in replies)
         if self._begun is not None:
             self._begun.state.evaluations += answered
-        if server_round == 1 and replies and not answered:
-            LOG.warning("niss: %s", NO_EVALUATION)
         try:
-            metrics = self.inner.aggregate_evaluate(number, alike(replies))
+            metrics = self._own.aggregate_evaluate(number, alike(replies))
         except Exception as error:
             LOG.warning("niss: no metrics of `evaluate` in round %d: %s", number, type(error).__name__)
             return None
         if metrics is not None:
-            self._keep("evaluate", number, metrics)
+            self._kept.keep("evaluate", number, metrics, self._begun)
         return metrics
 
     def summary(self) -> None:
@@ -476,9 +477,9 @@ class NissStrategy(Strategy):
         )
         self._begun = Session(
             setup,
-            identity=self._identity,
+            identity=self._kept.identity,
             coordinator=self._coordinator,
-            save=self._save,
+            save=self._kept.save,
             saved=saved,
         )
         self._sent.clear()
@@ -500,12 +501,4 @@ class NissStrategy(Strategy):
         LOG.info("niss: %s", statement.words)
         for caveat in statement.caveats:
             LOG.info("niss: \t- %s", caveat)
-        self._write_report()
-
-    def _write_report(self) -> None:
-        """Replace the report, if there is to be one."""
-        if self._report is None or self._begun is None:
-            return
-        report = self._begun.books.to_json()
-        report["metrics"] = plain(self.metrics)
-        write_atomically(self._report, (json.dumps(report, indent=2) + "\n").encode(), mode=SHARED)
+        self._kept.write_report(self._begun)

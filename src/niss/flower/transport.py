@@ -55,10 +55,8 @@ _SURELY = 4.0
 # And the least part of the uploads that is worth a warning, where a plan has no noise.
 _FEW = 0.01
 
-_METRICS_FUNCTION = "train_metrics_aggr_fn"
 
 FloatArray = NDArray[np.float64]
-MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
 Value = TypeVar("Value")
 
 
@@ -419,54 +417,4 @@ def _layout(reply: Message) -> tuple[object, ...]:
         (key, name, len(value) if isinstance(value, list) else -1)
         for key, record in records
         for name, value in sorted(record.items())
-    )
-
-
-def guard_metrics(strategy: Strategy) -> None:
-    """From here on a function of the strategy that fails on the metrics of a round costs the metrics, not the round.
-
-    By the time it is called the clients have paid for the round.
-    """
-    function: MetricsFunction | None = getattr(strategy, _METRICS_FUNCTION, None)
-    if function is None or isinstance(function, _Guarded):
-        return
-    setattr(strategy, _METRICS_FUNCTION, _Guarded(function))
-
-
-class _Guarded:
-    """A function that aggregates metrics; where it fails there are none, and the log says why."""
-
-    def __init__(self, function: MetricsFunction) -> None:
-        self.function = function
-
-    def __call__(self, records: list[RecordDict], weighted_by: str) -> MetricRecord:
-        try:
-            return self.function(records, weighted_by)
-        except Exception as error:
-            LOG.warning("niss: %s", _failed(error, records))
-            return MetricRecord()
-
-
-def try_metrics(strategy: Strategy, names: Iterable[str], weight: str) -> None:
-    """Warn, before the first round, of a function that fails on metrics with these names and that of its weight."""
-    guarded = getattr(strategy, _METRICS_FUNCTION, None)
-    if not isinstance(guarded, _Guarded):
-        return
-    metrics: dict[str, Any] = {**dict.fromkeys(names, 0.5), weight: 1}
-    records = [RecordDict({"arrays": ArrayRecord(), METRICS: MetricRecord(metrics)})]
-    try:
-        guarded.function(records, weight)
-    except Exception as error:
-        LOG.warning(
-            "niss: %s, unless the clients send more in the clear (NissMod(clear_metrics=...)); hidden ones are "
-            "named in NissStrategy(metrics=...)",
-            _failed(error, records),
-        )
-
-
-def _failed(error: Exception, records: list[RecordDict]) -> str:
-    names = sorted(records_of(records[0], MetricRecord).get(METRICS, {}))
-    return (
-        f"{_METRICS_FUNCTION} fails ({type(error).__name__}: {error}), so there are no metrics of `train`: it is given "
-        + ", ".join(names)
     )

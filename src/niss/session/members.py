@@ -42,7 +42,6 @@ from niss.session.ports import Coordinator, Participants, SeatsRefused
 from niss.session.proposal import Proposal
 
 _FEWEST = 2
-_MOST_FAILED_ENROLMENTS = 2
 SPOILED = "its neighbours declined while it took part, and no longer without it"
 
 Neighbours = Callable[[int], Iterable[int]]
@@ -89,7 +88,9 @@ class Members:
     aside: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Of those who did not answer when they were asked to join: how often, and for how many rounds they are let be.
         self._failed: dict[int, int] = {}
+        self._let_be: dict[int, int] = {}
         # Members of a run that was resumed, by identity, that have not enrolled again.
         self._away = {member.identity for member in self.by_node.values()}
         self.resumed = False
@@ -145,10 +146,20 @@ class Members:
         self.left_out.setdefault(node, printable(reason))
 
     def note_failure(self, node: int, reason: str) -> None:
-        """A node did not answer when it was asked to join: the second time it is left out."""
-        self._failed[node] = self._failed.get(node, 0) + 1
-        if self._failed[node] >= _MOST_FAILED_ENROLMENTS:
+        """A node did not answer when it was asked to join: from the second time on it is let be for some rounds.
+
+        Whoever waits for it waits in vain, so the rounds become twice as many each time; it may have been away, and is
+        asked again.
+        """
+        failed = self._failed[node] = self._failed.get(node, 0) + 1
+        if failed > 1:
             self.leave_out(node, f"did not join: {reason}")
+            self._let_be[node] = 2 ** (failed - 1)
+
+    def note_unreached(self, node: int, reason: str) -> None:
+        """A node declined to join since it could not use the tracker: it is asked again when the next round begins."""
+        self.to_ask.add(node)
+        self.leave_out(node, reason)
 
     def note_declined(self, node: int, reason: str) -> None:
         """A node declined to join or to repair: the first time it is left out only until the next round begins."""
@@ -162,6 +173,8 @@ class Members:
         for node in self.to_ask:
             self.left_out.pop(node, None)
         self.to_ask.clear()
+        self._let_be = {node: left - 1 for node, left in self._let_be.items() if node in self.left_out}
+        self.to_ask |= {node for node, left in self._let_be.items() if left <= 0}
 
     def may_be_asked(self, nodes: Iterable[int]) -> list[int]:
         """Those of these nodes that may be asked in the next round, whether they have joined or not."""

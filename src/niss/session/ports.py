@@ -47,6 +47,8 @@ from niss.session.proposal import IN_HEX, Proposal
 from niss.settings import check_json, to_values
 
 NO_REPLY = "no answer in time"
+USELESS = "the tracker cannot be used"
+"""All that a server is told by a client for which a tracker was of no use, for now or for good."""
 _REFUSAL = "refusal"
 # Most one-time keys that are kept of one client, as many as a client itself keeps.
 _STOCK = 256
@@ -130,6 +132,10 @@ class SeatsRefused(RemoteProtocolError):
     """The coordinator will not seat these clients, however often it is asked; others it may."""
 
 
+class CoordinatorAway(RemoteProtocolError):
+    """The coordinator cannot be reached, or not answer now: nothing was settled, and it can be asked the same again."""
+
+
 class Coordinator(Protocol):
     """Hands out one-time keys and lets links of the beacon chain out.
 
@@ -147,6 +153,9 @@ class Coordinator(Protocol):
 
         saved  `secrets` of a server before this one, whose chain is gone on with; clients hand over new one-time keys
         """
+
+    def away(self) -> bool:
+        """Whether it cannot be reached, or cannot answer, just now."""
 
     def secrets(self) -> dict[str, Any]:
         """What `start_run` needs to go on with the chain, as JSON; secret."""
@@ -229,6 +238,9 @@ class Relay:
             self._seated, self._ahead = secrets.seated, bool(secrets.seated)
         self._chain = BeaconChain(rounds, holder=self._holder, entropy=lambda _size: bytes(self._seed))
         return self._chain.anchor
+
+    def away(self) -> bool:
+        return False
 
     def secrets(self) -> dict[str, Any]:
         seated = self._seated if self._ahead else {}

@@ -51,7 +51,17 @@ from niss.runs import RoundRecord
 from niss.session.books import Books, RunState, SessionRound
 from niss.session.members import CarriedRounds, Member
 from niss.session.metrics import next_clip
-from niss.session.ports import Coordinator, Deliver, Reply, Request, Stage, check_refusal, in_words
+from niss.session.ports import (
+    USELESS,
+    Coordinator,
+    CoordinatorAway,
+    Deliver,
+    Reply,
+    Request,
+    Stage,
+    check_refusal,
+    in_words,
+)
 from niss.session.proposal import (
     ENROLMENT_PREFIX,
     RUN_BYTES,
@@ -80,7 +90,8 @@ class Session:
     members   who joined, and who is left out
     books     what was charged, and what happened
     round     the one that was opened last in this process, once it is over with its outcome
-    refused   why the round that was begun last could not be opened; None: it was
+    refused   why the round that was begun last could not be opened; None: it was. A `CoordinatorAway` says that it is
+              put off, and neither skipped nor paid for by anyone: it can be begun again
     """
 
     def __init__(
@@ -130,6 +141,9 @@ class Session:
         self.stage = Stage.DONE
         self.round: SessionRound | None = None
         self.refused: NissError | None = None
+        # Nodes that could not use the tracker when they were asked to join, and the round that was put off for them.
+        self._unreached: set[int] = set()
+        self._put_off = -1
         self._opening: Callable[[], None] | None = None
         self._asked: dict[int, Request] = {}
         # They depend on the number of participants and the clip alone, so they are made once for each.
@@ -186,6 +200,7 @@ class Session:
         if not self.members.gathered:
             everyone |= dict.fromkeys(connected)
         self.refused = None
+        self._unreached.clear()
         self._ask(
             Stage.ENROL,
             {
@@ -240,6 +255,10 @@ class Session:
     def skip(self, number: int, why: str) -> None:
         """Note that round `number`, counted from 0, does not take place."""
         self.books.skip(number, why)
+        self._close()
+
+    def _close(self) -> None:
+        """The round is over, or was never opened."""
         self._opening = None
         self._ask(Stage.DONE, {})
 
@@ -257,8 +276,7 @@ class Session:
         for node in (current.nodes[seat] for seat in outcome.liars):
             current.unhelpful[node] = LIED
             self.members.leave_out(node, LIED)
-        self._opening = None
-        self._ask(Stage.DONE, {})
+        self._close()
         return outcome.total if outcome.survivors else None, self.books.enter(current)
 
     def mean(self, total: FloatArray) -> tuple[FloatArray, dict[str, float]]:
@@ -294,7 +312,11 @@ class Session:
         with self._reply_of(node, self.members.leave_out):
             message = None if reply.body.startswith(ENROLMENT_PREFIX) else decode(reply.body)
             if isinstance(message, Refusal):
-                self.members.note_declined(node, f"declined: {message.reason}")
+                if message.reason == USELESS:
+                    self._unreached.add(node)
+                    self.members.note_unreached(node, f"declined: {USELESS}")
+                else:
+                    self.members.note_declined(node, f"declined: {message.reason}")
                 return
             enrolment = Enrolment.from_bytes(reply.body)
             enrolment.check(self.proposal)
@@ -313,8 +335,8 @@ class Session:
     ) -> None:
         """Open the round, and save it before anyone is told; where that cannot be, the round is skipped.
 
-        Too few nodes, unlucky graphs, or a tracker that is away: the next round may do better. The arguments are those
-        of `begin`.
+        Too few nodes, or unlucky graphs: the next round may do better. Where the tracker is away, the round is put off.
+        The arguments are those of `begin`.
         """
         ready = [node for node in self.members.seatable(wanted) if self._is_ready(node)]
         nodes = self.books.with_room(ready)
@@ -325,7 +347,10 @@ class Session:
             else:
                 opened = self._carried.open(self._server, nodes, self.save, following)
         except (ProtocolError, PrivacyError) as error:
-            self.refused, spent = error, len(ready) - len(nodes)
+            self.refused, spent = self._outage(number, error) or error, len(ready) - len(nodes)
+            if isinstance(self.refused, CoordinatorAway):
+                self._close()
+                return
             why = getattr(error, "detail", error.message)
             why += f"; {spent} can pay for no more" if spent else ""
             self.skip(number, f"{why}; {error.hint}" if self._carried is not None and error.hint else why)
@@ -340,6 +365,19 @@ class Session:
                     current.lost[node] = self.members.left_out.get(node, "it is not connected")
                     del self._asked[node]
         self.save()
+
+    def _outage(self, number: int, error: NissError) -> CoordinatorAway | None:
+        """What is to be waited for, where a round could not be opened: the coordinator, for this server or its nodes.
+
+        Nodes that could not use the tracker, though it is there for the server, are asked once more at once: it may
+        have come back in between. What else keeps them from it is not waited for.
+        """
+        if isinstance(error, CoordinatorAway) or not self._unreached:
+            return error if isinstance(error, CoordinatorAway) else None
+        if self._put_off == number and not self._coordinator.away():
+            return None
+        self._put_off = number
+        return CoordinatorAway(f"{len(self._unreached)} nodes could not use the tracker: {in_words(error)}")
 
     def _open(self, number: int, nodes: list[int], coordinates: int) -> RoundOpen:
         """A round that stands alone, on the first graph that keeps the promise; nobody has been asked anything yet."""

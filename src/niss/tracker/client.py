@@ -27,6 +27,7 @@ from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import Identity, check_prekey, fingerprint, verify
 from niss.protocol.messages import Beacon, Participant, Prekey
 from niss.redaction import printable
+from niss.session.ports import USELESS, CoordinatorAway
 from niss.tracker import api
 from niss.tracker.api import Attempt
 from niss.tracker.auth import LIST_PURPOSE, check_anchor, list_message, sign_request
@@ -35,8 +36,6 @@ _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 8.0
 _LARGEST_ANSWER = 1 << 24
 _AGAIN = (429, 502, 503, 504)
-USELESS = "the tracker cannot be used"
-"""All that a server is told by a client for which a tracker was of no use."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -52,7 +51,7 @@ class TrackerTrouble(RemoteProtocolError):
         super().__init__(USELESS, hint=self.detail if hint is None else f"{self.detail}; {hint}")
 
 
-class TrackerUnavailable(TrackerTrouble):
+class TrackerUnavailable(TrackerTrouble, CoordinatorAway):
     """The tracker cannot be reached, or says that it cannot answer now."""
 
 
@@ -120,9 +119,9 @@ class TrackerClient:
         self._open: http.client.HTTPConnection | None = None
         self._described: api.TrackerAnswer | None = None
 
-    def describe(self) -> api.TrackerAnswer:
-        """Whose signatures to expect: the tracker's, the holder's and the server's keys; asked for once."""
-        if self._described is None:
+    def describe(self, *, anew: bool = False) -> api.TrackerAnswer:
+        """Whose signatures to expect: the tracker's, the holder's and the server's keys; asked for once, or `anew`."""
+        if anew or self._described is None:
             described = _read(api.TrackerAnswer, self._ask("GET", "/v1/tracker", signed=False))
             if self._pinned not in (None, described.tracker):
                 other = f"this tracker is {fingerprint(described.tracker)}, not the one expected"

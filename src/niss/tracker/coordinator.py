@@ -9,9 +9,9 @@ from typing import Any
 
 from niss.errors import NissError, RemoteProtocolError
 from niss.protocol import Beacon, Identity, Participant, Prekey
-from niss.session.ports import SeatsRefused
+from niss.session.ports import USELESS, SeatsRefused
 from niss.session.proposal import Proposal
-from niss.tracker.client import USELESS, TrackerClient, TrackerRefused
+from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 
 
 class Tracked:
@@ -36,6 +36,13 @@ class Tracked:
         self._run = run
         self._left.clear()
         return self._client.start_run(run, rounds)
+
+    def away(self) -> bool:
+        try:
+            self._client.describe(anew=True)
+        except TrackerUnavailable:
+            return True
+        return False
 
     def secrets(self) -> dict[str, Any]:
         return {}  # The tracker has them.
