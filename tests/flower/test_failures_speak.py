@@ -197,7 +197,7 @@ class TestOutlook:
         strategy = NissStrategy(inner(), plan=plan, on_hopeless="stop", report=report, **kept)
         with pytest.raises(ConfigError, match="on_hopeless: nothing can be learned") as e:
             start(strategy, grid)
-        assert "Hopeless" in e.value.hint
+        assert "next to nothing is learned" in e.value.hint
         assert not (grid.home() / "ledger.jsonl").exists()
         assert json.loads(report.read_text())["rounds"][0]["skipped"].startswith("the plan is hopeless")
         assert not strategy.session.books.charges
