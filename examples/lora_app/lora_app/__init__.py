@@ -1,1 +1,0 @@
-"""A frozen transformer, tuned to private text through adapters whose updates nobody sees."""
