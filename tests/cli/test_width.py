@@ -91,6 +91,25 @@ def test_what_is_said_of_a_run_before_it_starts_fits_too(monkeypatch: Any, capsy
     assert max(map(len, lines)) <= 60
 
 
+def test_the_time_left_is_that_of_the_command_and_the_first_round_is_announced(capsys: Any) -> None:
+    from niss.simulation.method_run import RoundEvent, TrainingEvent
+
+    shown = RoundProgress()
+    shown.training(TrainingEvent(("a", "b"), 2, 1, 10, 1, 20))
+    shown.training(TrainingEvent(("a", "b"), 2, 1, 10, 20, 20))
+    shown(RoundEvent("a", 1, 2, 1, 10, None, 60.0))
+    shown(RoundEvent("b", 2, 2, 1, 10, 0.5, 20.0))
+    shown(RoundEvent("a", 1, 2, 10, 10, 0.5, 60.0))
+    shown(RoundEvent("b", 2, 2, 10, 10, 0.5, 20.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "training round 1 of 10",
+        "a (1/2): round 1/10, accuracy –, 18 min left in all",
+        "b (2/2): round 1/10, accuracy 50.0 %, 12 min left in all",
+        "a (1/2): round 10/10, accuracy 50.0 %, 3 min left in all",
+        "b (2/2): round 10/10, accuracy 50.0 %, done",
+    ]
+
+
 def test_the_list_of_datasets_is_a_table_at_80_columns(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     list_command(as_json=False)

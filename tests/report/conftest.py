@@ -111,7 +111,6 @@ def write_comparison(folder: Path, methods: list[dict[str, Any]], **changes: Any
     summary = {
         "name": "demo",
         "niss_version": "0.1.0",
-        "title": "Noise that cancels against noise that adds up",
         "rounds": ROUNDS,
         "clients": 1000,
         "participants": 200,

@@ -64,7 +64,11 @@ def test_an_unfinished_run_shows_its_last_evaluation_and_claims_nothing(run_fold
     assert (method.label, method.method, method.kappa) == ("niss-kappa-4", "niss", 4.0)
     assert method.tau2 == pytest.approx(0.01)
     assert method.aggregate_variance == pytest.approx(4.4e-8)
-    assert (report.title, report.target_epsilon, report.niss_version) == ("demo: niss-kappa-4", 3.0, "0.1.0")
+    assert (report.title, report.target_epsilon, report.niss_version) == (
+        "single: niss-kappa-4",
+        3.0,
+        "0.1.0",
+    )
     row = summary_rows(report).rows[0]
     assert row[1].endswith("% (round 30)")
     assert row[2] == noise_rows(report).rows[0][-1] == "unfinished", "neither a guarantee nor its absence"

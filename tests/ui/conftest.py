@@ -47,6 +47,7 @@ def write_run(folder: Path, *, rounds: int, done: int, finished: bool, **changes
 
 def play_round(folder: Path, number: int) -> None:
     noise = {"aggregate_variance": 1.1e-4, "aggregate_variance_predicted": 1.0e-4, "tau2": 0.01}
+    noise["model_noise_variance"] = number * 1.0e-4
     heads = {"participants": 10, "survivors": 10}
     line = {"round": number, "accuracy": 0.8 * number / (number + 2), "loss": 1.0, **noise, **heads}
     for name, written in (("metrics", line), ("timing", {"round": number, "seconds": 0.5})):

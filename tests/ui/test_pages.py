@@ -192,7 +192,7 @@ def test_the_runs_are_listed_with_how_far_they_have_come(server: str, runs: Path
     listed = {run["name"]: run for run in get(server, "/api/runs").json()["runs"]}
     assert set(listed) == {"done", "going", "deep/inner", "broken"}
     assert listed["done"]["state"] == "finished"
-    assert listed["done"]["best_accuracy"] == 0.8
+    assert (listed["done"]["best"]["accuracy"], listed["done"]["best"]["epsilon_spent"]) == (0.8, "3.00")
     assert [listed["going"][key] for key in ("state", "rounds_done", "rounds")] == ["running", 3, 10]
     assert listed["broken"]["state"] == "unreadable"
     assert "summary.json" in listed["broken"]["message"]
@@ -209,7 +209,9 @@ def test_the_runs_are_listed_with_how_far_they_have_come(server: str, runs: Path
 def test_the_live_view_follows_the_run(server: str, runs: Path) -> None:
     before = get(server, "/api/run", {"run": "going"}).json()
     assert before["html"].count("Round 3<") == 2
-    assert before["methods"][0]["seconds_left"] == pytest.approx(3.5)
+    assert before["seconds_left"] == pytest.approx(3.5)
+    assert before["state_words"] == "training round 4 of 10"
+    assert before["methods"][0]["noise"] == pytest.approx([1.1e-4, 1.0e-4, 3.0e-4])
     play_round(runs / "going", 4)
     with (runs / "going" / "metrics.jsonl").open("a", encoding="utf-8") as stream:
         stream.write('{"round": 5, "accu')
@@ -217,6 +219,32 @@ def test_the_live_view_follows_the_run(server: str, runs: Path) -> None:
     assert after["methods"][0]["rounds_done"] == 4
     assert after["html"].count("Round 4<") == 2
     assert "cut off" in after["notes"][0]
+
+
+def test_the_time_left_is_that_of_all_methods_and_the_best_protected_one_leads_the_list(
+    server: str, runs: Path
+) -> None:
+    """An unprotected method is better, a private one has no guarantee against the server, and one has only begun."""
+    methods = [{"name": name} for name in ("fedavg", "central-dp", "niss")]
+    for number, method in enumerate(methods):
+        folder = write_run(runs / "both" / method["name"], rounds=10, done=number + 2, finished=False)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["config"]["methods"] = [method]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    manifest["config"]["methods"], manifest["kind"] = methods, "comparison"
+    (runs / "both" / "manifest.json").write_text(json.dumps(manifest))
+    (runs / "both" / "fedavg" / "metrics.jsonl").write_text('{"round": 2, "accuracy": 0.99}\n')
+    view = get(server, "/api/run", {"run": "both"}).json()
+    assert view["seconds_left"] == pytest.approx(0.5 * (8 + 7 + 6))
+    assert (view["title"], view["state_words"]) == (
+        "both: 3 methods on the same clients",
+        "training round 3 of 10",
+    )
+    answer = get(server, "/api/runs").json()
+    (listed,) = (run for run in answer["runs"] if run["name"] == "both")
+    assert listed["best"]["label"] == "niss"
+    play = write_run(runs / "new", rounds=10, done=0, finished=False)
+    assert get(server, "/api/run", {"run": play.name}).json()["state_words"] == "training round 1 of 10"
 
 
 def test_a_method_has_its_own_colour_on_the_live_page(server: str) -> None:
@@ -300,8 +328,10 @@ def test_the_names_of_this_machine_are_known_and_beyond_loopback_all_addresses(
 
 def test_nothing_can_be_changed_and_other_sites_cannot_make_it_compute(server: str) -> None:
     assert get(server, "/api/plan", method="POST").status == 405
-    refused = get(server, "/api/plan", {"participants": 10}, sec_fetch_site="cross-site")
-    assert refused.status == 403
+    for path in ("/api/plan?participants=10", "/api/runs", "/api/run?run=done", "/report?run=done"):
+        assert get(server, path, sec_fetch_site="cross-site").status == 403, path
+        assert get(server, path, sec_fetch_site="same-origin").status == 200, path
+    assert get(server, "/", sec_fetch_site="cross-site").status == 200, "a link may lead here"
 
 
 def test_a_folder_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:

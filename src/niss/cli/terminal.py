@@ -19,6 +19,7 @@ import click
 import typer
 from rich.console import Console
 
+from niss.claims import duration, percent
 from niss.cli.errors import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -245,16 +246,25 @@ class LiveBars:
 class RoundProgress(LiveBars):
     """Progress over rounds and methods: a bar a method in a terminal, a line every tenth of the rounds elsewhere."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: dict[str, float] = {}
+        self._begun = False
+
     def __call__(self, event: RoundEvent) -> None:
         """Show that a round of a method has ended."""
-        accuracy = "-" if event.accuracy is None else f"{100 * event.accuracy:.1f} %"
         title = f"{event.label} ({event.method_number}/{event.methods})" if event.methods > 1 else event.label
-        note = f"round {event.round}/{event.rounds}, accuracy {accuracy}"
+        note = f"round {event.round}/{event.rounds}, accuracy {percent(event.accuracy)}"
+        self._left[event.label] = event.seconds * (event.rounds - event.round)
         if self._live:
             self._move(event.label, event.round, event.rounds, note=note, description=title)
         elif event.round == event.rounds or event.round % max(1, event.rounds // 10) == 0:
-            left = event.seconds * (event.rounds - event.round)
-            self._console.print(f"{title}: {note}, {left:.0f} s left")
+            self._console.print(f"{title}: {note}, {self._remaining(event.methods)}")
+
+    def _remaining(self, methods: int) -> str:
+        """How long the whole command takes from here, were each method that has not ended a round like the others."""
+        left = sum(self._left.values()) * methods / len(self._left)
+        return f"{duration(left)} left in all" if left else "done"
 
     def outlook(self, label: str, judged: Outlook) -> None:
         """Say before the first round of a method that its noise leaves little to learn."""
@@ -262,10 +272,14 @@ class RoundProgress(LiveBars):
             self._console.print(filled(f"{label}: {judged.words}"), soft_wrap=True, markup=False)
 
     def training(self, event: TrainingEvent) -> None:
-        """Move the bars within a round, as clients are done."""
+        """Move the bars within a round, as clients are done; say that the first one has begun."""
         if self._live:
             for label in event.labels:
-                self._move(label, event.round - 1 + event.done / event.clients, event.rounds)
+                note = {} if self._begun else {"note": f"training round {event.round}"}
+                self._move(label, event.round - 1 + event.done / event.clients, event.rounds, **note)
+        elif not self._begun:
+            self._console.print(f"training round {event.round} of {event.rounds}")
+        self._begun = True
 
 
 class PartProgress(LiveBars):

@@ -135,7 +135,7 @@ def _several(reports: Sequence[Source]) -> tuple[str, Markup]:
     title = f"{len(reports)} {what}: " + ", ".join(dict.fromkeys(report.name for report in reports))
     overview = None
     if runs:
-        tables = [(report.folder.resolve().name, summary_rows(report)) for report in runs]
+        tables = [(report.name, summary_rows(report)) for report in runs]
         first, *others = tables[0][1].header
         rows = [(label, name, *cells) for name, table in tables for label, *cells in table.rows]
         overview = SummaryTable((first, "Run", *others), tuple(rows))
@@ -236,7 +236,7 @@ def _provenance(report: ReportInput) -> dict[str, object]:
         for name, value in (facts[0] if facts else {}).items()
         if all(one.get(name) == value for one in facts)
     }
-    general = {"folder": report.folder.resolve().name}
+    general = {"folder": report.name}
     if report.niss_version:
         general["niss_version"] = report.niss_version
     if report.created:

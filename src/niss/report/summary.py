@@ -176,12 +176,6 @@ class Scored:
     def accuracy(self) -> str:
         return percent(self.tenths / 1000)
 
-    @property
-    def is_protected(self) -> bool:
-        """Whether it has a guarantee that holds against the server."""
-        method = self.result
-        return method.is_private and not method.trusts_the_server and method.epsilon_joint is not None
-
 
 def finding(report: ReportInput) -> str:
     """The one sentence that the page begins with.
@@ -219,7 +213,9 @@ def caveats(report: ReportInput) -> list[str]:
         "for want of a guarantee against the server": [
             one for one in scored if one.result.is_private and one not in proven
         ],
-        "for more than the target ε": [one for one in scored if one.is_protected and one not in affordable],
+        "for more than the target ε": [
+            one for one in scored if one.result.is_protected and one not in affordable
+        ],
     }
     remarks = [
         f"Left out of the finding {why}: {_listed([f'{one.result.label} ({one.accuracy})' for one in methods])}."
@@ -322,7 +318,7 @@ def _scored(report: ReportInput) -> list[Scored]:
 def _within_budget(scored: list[Scored], report: ReportInput) -> list[Scored]:
     """The protected ones that spend no more than the target; all of them where there is none."""
     most = math.inf if report.target_epsilon is None else (1 + SAME_BUDGET) * report.target_epsilon
-    return [one for one in scored if one.is_protected and (one.result.epsilon_joint or 0.0) <= most]
+    return [one for one in scored if one.result.is_protected and (one.result.epsilon_joint or 0.0) <= most]
 
 
 def _best(scored: list[Scored]) -> list[Scored]:
@@ -358,7 +354,7 @@ def read_rows(folders: Sequence[Path]) -> Rows:
     names: list[str] = []
     for folder in folders:
         report = read_report_input(folder)
-        names.append(name := report.folder.resolve().name)
+        names.append(name := report.name)
         run = name if (again := names.count(name)) == 1 else f"{name}-{again}"
         for method in report.methods:
             rows += [(run, method.label, number, values) for number, values in _rounds(method).items()]

@@ -147,6 +147,11 @@ class MethodResult:
         return not self.is_private or any(point.unguaranteed for point in self.curve)
 
     @property
+    def is_protected(self) -> bool:
+        """Whether it has a guarantee against the server or, while it goes, nothing yet says that it will not."""
+        return not self.is_unprotected and not self.trusts_the_server
+
+    @property
     def trusts_the_server(self) -> bool:
         """Whether its epsilon holds only for those who see the released models, not for the server."""
         return self.registered is not None and self.registered.trusts_server
@@ -178,8 +183,7 @@ def _registered(name: str) -> Method | None:
 class ReportInput:
     """All that a report says about one folder; a setting is None where no file of the folder names it.
 
-    name            of the run as configured, else of its folder
-    title           what the page is headed with
+    title           what the page is headed with, after the name of the folder
     created         when the run was made, as its manifest has it
     unit, relation  what is hidden, and what counts as a neighbouring input; see `niss.accounting.Plan`
     target_epsilon  what every method was calibrated to in the joint view
@@ -189,7 +193,6 @@ class ReportInput:
     """
 
     folder: Path
-    name: str
     title: str
     created: str | None
     niss_version: str | None
@@ -207,6 +210,11 @@ class ReportInput:
     is_comparison: bool
     finished: bool
     notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """That of its folder."""
+        return self.folder.resolve().name
 
 
 def looks(report: ReportInput) -> list[Look]:
@@ -318,9 +326,7 @@ def _report(
 ) -> ReportInput:
     """Look every setting up in `settings`, files of the folder in the order in which they are believed."""
     config = manifest.get("config")
-    named = [part for part in (settings[0], config) if isinstance(part, dict)]
-    name = next((part["name"] for part in named if isinstance(part.get("name"), str)), folder.resolve().name)
-    title = name if is_comparison or methods[0].label == name else f"{name}: {methods[0].label}"
+    what = f"{len(methods)} methods on the same clients" if is_comparison else methods[0].label
     target = find_number(settings, "target_epsilon")
     # A summary that says null has no target; only where there is no summary the configuration speaks.
     if "methods" not in settings[0] and not target and isinstance(config, dict):
@@ -334,8 +340,7 @@ def _report(
         found[key] = None if number is None else int(number)
     return ReportInput(
         folder=folder,
-        name=name,
-        title=_find_text(settings, "title") or title,
+        title=f"{folder.resolve().name}: {what}",
         niss_version=_find_text(settings, "niss_version")
         or _find_text([manifest.get("versions") or {}], "niss"),
         delta=find_number(settings, "delta"),

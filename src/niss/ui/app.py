@@ -59,6 +59,8 @@ _HEADERS = (
 
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _PAGES = {"/runs": "runs", "/live": "live"}
+# What is computed for whoever asks.
+_COMPUTED = ("/api/", "/report")
 # The status of an answer that nobody reads: the browser has gone on to another question.
 _NOBODY_WAITS = 499
 # Plans that are worked out at once, each for a few seconds at most, and for how many a question waits for its turn.
@@ -201,7 +203,7 @@ class Guard:
           address is (it cannot be rebound), and the name of the machine.
 
     Refused are, with a message and a hint as JSON: other hosts (421), anything but GET and HEAD (405), and
-    (403) what a page of another site asks of the interface behind the pages, which could keep this machine computing.
+    (403) what a page of another site makes this machine compute: the interface behind the pages, and reports.
     """
 
     def __init__(self, app: ASGIApp, *, host: str = "127.0.0.1") -> None:
@@ -233,7 +235,7 @@ class Guard:
             return _fault(421, "this server does not answer to that host name", again)
         if scope["method"] not in ("GET", "HEAD"):
             return _fault(405, "this server only answers reading requests", "use GET")
-        if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith("/api/"):
+        if headers.get("sec-fetch-site") == "cross-site" and scope["path"].startswith(_COMPUTED):
             return _fault(403, "the request comes from a page of another site", again)
         return None
 

@@ -22,7 +22,7 @@ from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
 from niss.report.run_charts import accuracy_chart
-from niss.report.summary import settings_of
+from niss.report.summary import noise_of, settings_of
 from niss.runs.folder import MethodResult, ReportInput, read_report_input
 from niss.svg import in_two_widths
 
@@ -35,8 +35,6 @@ _SILENCE_SECONDS = 120.0
 _LATEST_ROUNDS = 10
 # What was spent of a ledger of that size: its chain is verified again only when it has grown.
 _SPENT: dict[Path, tuple[int, str | None]] = {}
-_IN_WORDS = {"finished": "finished", "running": "in progress", "stopped": "stopped before its end"}
-_LATEST_NUMBERS = ("aggregate_variance", "aggregate_variance_predicted", "dropped")
 
 
 @dataclass(frozen=True)
@@ -110,62 +108,78 @@ def _summary(path: Path, silent: float) -> dict[str, Any]:
         return {"title": attack.title, "kind": "attack", "state": state, "headline": headline}
     report = read_report_input(path)
     scored = [one for one in report.methods if one.accuracy is not None]
-    best = max(scored, key=lambda one: one.accuracy or 0.0, default=None)
-    done = min((one.rounds_done for one in report.methods), default=0)
+    best = max(scored, key=lambda one: (one.is_protected, one.accuracy), default=None)
     return {
         "title": report.title,
         "kind": "comparison" if report.is_comparison else "run",
         "state": _state(report, silent),
         "created": report.created,
         "methods": len(report.methods),
-        "rounds_done": done,
+        "rounds_done": _rounds_done(report),
         "rounds": report.rounds,
-        "best_method": None if best is None else best.label,
-        "best_accuracy": None if best is None else best.accuracy,
+        "best": None if best is None else _method(best),
     }
 
 
 def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
-    """How far the run in `path` has come: its state and, for each method, progress and latest numbers; a chart.
+    """How far the run in `path` has come: its state and, for each method, progress and numbers so far; a chart.
 
     `name` is what the page calls it, `now` as in `RunFolders.overview`. Raises `RunFolderError` for a folder that
     cannot be read, such as one that is being written for the first time.
     """
     report = read_report_input(path)
     silent = max(0.0, now - last_change(path))
+    state, done = _state(report, silent), _rounds_done(report)
+    words = {
+        "finished": "finished",
+        "stopped": f"stopped before its end, silent for {duration(silent)}",
+        "running": f"training round {done + 1}" + (f" of {report.rounds}" if report.rounds else ""),
+    }
     return {
         "name": name,
         "title": report.title,
-        "state": (state := _state(report, silent)),
-        "state_words": _IN_WORDS[state] + (f", silent for {duration(silent)}" if state == "stopped" else ""),
+        "state": state,
+        "state_words": words[state],
         "silent_seconds": silent,
+        "seconds_left": _seconds_left(report) if state == "running" else None,
         "rounds": report.rounds,
         "folder": str(path.resolve()),
         "resume": shlex.join(["niss", "run", "--resume", str(path.resolve())]),
         "settings": {name: value for name, value in settings_of(report).items() if value is not None},
         "target": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
-        "methods": [_method(one, report.rounds) for one in report.methods],
+        "methods": [_method(one) for one in report.methods],
         "chart": in_two_widths(accuracy_chart(report)),
         "notes": list(report.notes),
     }
 
 
-def _method(one: MethodResult, rounds: int | None) -> dict[str, Any]:
-    """What the live view shows of one method; the time left is what the remaining rounds take at the latest speed."""
-    last = one.curve[-1] if one.curve else None
-    seconds = _seconds_a_round(one)
-    left = None if rounds is None or seconds is None or one.finished else seconds * (rounds - one.rounds_done)
+def _rounds_done(report: ReportInput) -> int:
+    """Of a comparison those that all methods have done."""
+    return min((one.rounds_done for one in report.methods), default=0)
+
+
+def _method(one: MethodResult) -> dict[str, Any]:
+    """What is shown of one method while it goes; noise in a round is the mean over the rounds, as in its report."""
     return {
         "label": one.label,
         "rounds_done": one.rounds_done,
         "accuracy": one.accuracy,
         "epsilon_spent": _spent(one),
+        "protected": one.is_protected,
         "server_trusted": one.trusts_the_server,
-        **{key: getattr(last, key, None) for key in _LATEST_NUMBERS},
-        "seconds_a_round": seconds,
-        "seconds_left": left,
-        "finished": one.finished,
+        "noise": noise_of(one),
+        "seconds_a_round": _seconds_a_round(one),
     }
+
+
+def _seconds_left(report: ReportInput) -> float | None:
+    """What the remaining rounds of all methods take at the latest speed; None where that is not known yet."""
+    left = [
+        seconds * (report.rounds - one.rounds_done)
+        for one in report.methods
+        if report.rounds is not None and (seconds := _seconds_a_round(one)) is not None
+    ]
+    return sum(left) if left and len(left) == len(report.methods) else None
 
 
 def _spent(one: MethodResult) -> str | None:

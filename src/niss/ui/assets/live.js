@@ -8,7 +8,7 @@ const PAUSES = { running: 2000, stopped: 10000, finished: null };
 
 function pause(run) {
   document.title = `${run.name} – niss`;
-  byId("title").textContent = run.title;
+  byId("title").textContent = run.name;
   // Announced when it changes.
   if (byId("state").textContent !== run.state_words) byId("state").textContent = run.state_words;
   byId("state").className = `state ${run.state}`;
