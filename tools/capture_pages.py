@@ -99,9 +99,9 @@ def take(page: Page, name: str, address: str, path: Path) -> None:
         part.evaluate("one => scrollTo(0, one.getBoundingClientRect().top + scrollY - 40)")
         box = part.bounding_box()
         assert box is not None
-        clip = {"x": box["x"] - 12, "y": box["y"] - 12}
-        clip |= {"width": box["width"] + 24, "height": box["height"] + 24}
-        for band in part.locator(".band:visible .catch").all()[20:21]:
+        clip = {"x": box["x"] - 12, "y": box["y"] - 2}
+        clip |= {"width": box["width"] + 24, "height": box["height"] + 14}
+        for band in part.locator(".band:visible .catch").all()[7:8]:
             band.hover(force=True)
     page.wait_for_timeout(300)
     page.screenshot(path=path, clip=clip)

@@ -8,7 +8,6 @@ reports, pages and the headlines of attacks all show the same digits for the sam
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 NO_GUARANTEE = "no guarantee"
 NOT_APPLICABLE = "–"
@@ -77,6 +76,8 @@ def best_guess(epsilon: float, delta: float, mu: float | None = None) -> float:
     >>> best_guess(0.0, 0.0), round(best_guess(3.0, 1e-5), 3)
     (0.5, 0.953)
     """
+    from statistics import NormalDist  # Loads more than the command line needs to show its help.
+
     bound = (1.0 + delta * math.exp(-epsilon)) / (1.0 + math.exp(-epsilon))
     if mu is not None and math.isfinite(mu):
         bound = min(bound, NormalDist().cdf(mu / 2.0) + delta)

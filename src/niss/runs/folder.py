@@ -365,6 +365,8 @@ def _read_method(
     manifest = read_object(folder / MANIFEST) or {}
     label = (text_at(entry, "label", where) if entry else None) or fallback_label
     curve = _read_curve(folder / METRICS, label, notes)
+    if entry is not None and not curve:
+        notes.append(f"{label} has no rounds in {METRICS}, so it has no curve.")
     values = _so_far(label, manifest, curve) if entry is None else entry
     return MethodResult(
         label=label,
@@ -406,7 +408,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundRecord, ...]:
-    """The rounds in metrics.jsonl by number; a last line that is cut off, or no round at all, becomes a note."""
+    """The rounds in metrics.jsonl by number; a last line that is cut off becomes a note."""
     lines, cut_off = read_lines(path)
     if cut_off:
         notes.append(f"The last line of {label}’s {METRICS} is cut off and was left out.")
@@ -415,8 +417,6 @@ def _read_curve(path: Path, label: str, notes: list[str]) -> tuple[RoundRecord, 
         record = RoundRecord.from_json(line, path)
         # A run resumed from a checkpoint writes some rounds twice; what was written last holds.
         by_round[record.round] = record
-    if not by_round:
-        notes.append(f"{label} has no rounds in {METRICS}, so it has no curve.")
     return tuple(by_round[number] for number in sorted(by_round))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from markupsafe import Markup
 
 from niss.accounting import PlanQuestion
-from niss.claims import printed_claim
+from niss.claims import digits, printed_claim
 from niss.errors import ConfigError
 from niss.report.page import environment
 from niss.report.plans import plan_chart, plan_lines
@@ -70,7 +70,7 @@ class Control:
     figures: int = 2
 
 
-_DELTA = Control(_PROMISE, "δ", 1e-10, 1e-2, "0.00001", figures=1)
+_DELTA = Control(_PROMISE, "δ", 1e-10, 1e-2, figures=1)
 _COLLUSION = Control(_TROUBLE, "Collusion", 0.0, 0.9)
 _CLIP = Control(_MORE, "Clip", 0.01, 100.0)
 # By what is hidden, the settings that belong to it. `unit` is asked first; what a given `tau2` promises, and
@@ -132,7 +132,7 @@ def form(unit: str) -> dict[str, list[dict[str, Any]]]:
         shown = {
             "setting": setting,
             "control": control,
-            "start": f"{start:g}" if isinstance(start, float) else start,
+            "start": digits(start).replace(",", "") if isinstance(start, float) else start,
             "whole": isinstance(control.low, int),
         }
         groups.setdefault(control.home, []).append(shown)

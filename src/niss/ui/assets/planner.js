@@ -14,6 +14,9 @@ let asked = null;
 let ticking = null;
 let runCommand = "";
 
+// A number as the whole page writes it.
+const written = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential() : String(value));
+
 // A setting of the form: a switch, a choice, or a slider for a quick look and a field for an exact value, both always the same.
 class Control {
   constructor(box) {
@@ -72,7 +75,7 @@ class Control {
   }
 
   put(value) {
-    this.field.value = String(value);
+    this.field.value = written(value);
     this.slide();
   }
 
@@ -80,7 +83,7 @@ class Control {
     const share = this.range.value / STEPS;
     let value = this.low > 0 ? this.low * (this.high / this.low) ** share : Math.round(100 * this.high * share) / 100;
     value = share === 1 ? this.high : Number(value.toPrecision(this.figures));
-    this.field.value = String(this.whole ? Math.round(value) : value);
+    this.field.value = written(this.whole ? Math.round(value) : value);
     this.range.setAttribute("aria-valuetext", this.field.value);
     changed(this);
   }
