@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,11 +18,15 @@ import pytest
 from niss.accounting import LedgerFile
 from niss.local import Processes, marked
 from niss.local.deployment import Deployment, Settings, make_node_key
+from niss.mechanism import gdp_epsilon, gdp_mu
+from niss.protocol import load_identity
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 FAULTY = HERE / "fault_app"
 EXAMPLE = HERE.parents[1] / "examples" / "flower_app"
+# Seconds for which the tracker is away.
+AWAY = 120.0
 WITHOUT_NOISE = {"niss-uncalibrated": True}
 
 
@@ -34,11 +39,11 @@ def step(partition: int, server_round: int) -> np.ndarray:
     return step_of(partition, server_round)
 
 
-def wait_until(happens: Any, seconds: float = 240.0) -> None:
+def wait_until(happens: Any, seconds: float = 240.0, step: float = 0.5) -> None:
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.5)
+        time.sleep(step)
 
 
 def finished(federation: Deployment, run: str) -> dict[str, Any]:
@@ -282,3 +287,101 @@ def test_a_killed_niss_up_leaves_nothing_behind_and_is_resumed(tmp_path):
         ledger = LedgerFile.read(kept / "nodes" / str(number) / "ledger.jsonl")
         charged = [entry.basis["round"] for entry in ledger.entries]
         assert charged == sorted(set(charged))
+
+
+class LongRun:
+    """Eight nodes with TLS, a tracker and budgets; after a short run, one of ten rounds in which everything happens.
+
+    late     too slow in every round: it uploads blanks
+    poor     what the short run has left of its budget is for a few rounds
+    dying    is killed while it trains
+    """
+
+    late, poor, dying, nodes, rounds = 2, 5, 6, 8, 10
+    paused, dies, paid = 2, 7, 4
+
+    def __init__(self, folder: Path) -> None:
+        self.signs = folder / "signs"
+        self.signs.mkdir()
+        options: dict[int, dict[str, Any]] = {
+            number: {"fault-folder": str(self.signs), "niss-epsilon": 30.0, "niss-delta": 1e-5}
+            for number in range(self.nodes)
+        }
+        options[self.late] |= {"fault": "late"}
+        options[self.poor] |= {"niss-epsilon": 8.0}
+        options[self.dying] |= {"fault": "dying", "fault-round": self.dies}
+        self.federation = Deployment(folder / "up", Settings(nodes=self.nodes, node_options=options))
+        self.settings = {"tau2": -1.0, "mode": "tolerate", "timeout": 300.0, "deadline": 6.0}
+
+    def spend(self) -> None:
+        """A run of one round, after which the poor node can pay for a few rounds of another."""
+        spent = gdp_mu(8.0, 1e-5) * math.sqrt(1.0 - (self.paid + 0.5) / self.rounds)
+        epsilon = gdp_epsilon(spent, 1e-5)
+        finished(
+            self.federation, self.federation.submit(FAULTY, self.settings | {"rounds": 1, "epsilon": epsilon})
+        )
+        self.federation.report.unlink()
+
+    def begin(self, **more: Any) -> str:
+        """Start the run, or go on with it."""
+        resume = {"resume": str(self.federation.saved_run), "rounds": self.rounds}
+        return self.federation.submit(FAULTY, self.settings | resume | more)
+
+    def wait_for(self, number: int) -> None:
+        """Until this round, counted from 1, is over."""
+        report = self.federation.report
+        wait_until(lambda: report.exists() and len(json.loads(report.read_text())["rounds"]) >= number, 900.0)
+
+    def paid_by(self, number: int) -> list[int]:
+        """The rounds, counted from 1, that a node has paid for, without that of the short run."""
+        entries = LedgerFile.read(self.federation.state_folder(number) / "ledger.jsonl").entries
+        return [entry.basis["round"] + 1 for entry in entries][1:]
+
+
+def test_eight_nodes_survive_everything_one_after_another(tmp_path):
+    """A killed server, two minutes without a tracker, a node that is late, one that runs out, one that dies and comes
+    back: all ten rounds take place, and what the ledgers say is what the report says."""
+    run = LongRun(tmp_path)
+    with run.federation as federation:
+        run.spend()
+        first = run.begin(**{"pause-after": run.paused})
+        weights = federation.folder / "weights.json"
+        wait_until(lambda: f'"{run.paused}"' in weights.read_text(), 900.0)
+        for process in _server_apps(federation.superlink.mark):
+            os.kill(process, signal.SIGKILL)
+        wait_until(lambda: federation.status(first).startswith("finished"), 900.0)
+        second = run.begin()
+        run.wait_for(run.paused + 1)
+        assert federation.tracker is not None
+        federation.processes.kill(federation.tracker)
+        time.sleep(AWAY)
+        assert not federation.status(second).startswith("finished"), "nobody waited for the tracker"
+        federation.start_tracker()
+        wait_until(lambda: (run.signs / f"dying-in-round-{run.dies}").exists(), 900.0, step=0.1)
+        federation.processes.kill(federation.nodes[run.dying])
+        run.wait_for(run.dies)
+        federation.start_node(run.dying)
+        report = finished(federation, second)
+    assert nothing_is_left(federation.home)
+    rounds, everything = report["rounds"], list(range(1, run.rounds + 1))
+    assert [one["round"] for one in rounds] == everything
+    assert not any(one["skipped"] for one in rounds), "every round that could be had"
+    assert [(one["round"], len(one["lost"])) for one in rounds if one["lost"]] == [(run.dies, 1)]
+    assert "Times that the server ended and the run went on: 1." in caveats(report)
+    blank = f"number {run.rounds} of this node in the run"
+    assert blank in (federation.folder / "logs" / f"node-{run.late}.log").read_text()
+    paid = {number: run.paid_by(number) for number in range(run.nodes)}
+    assert paid.pop(run.poor) == everything[: run.paid]
+    assert paid[run.dying][: run.dies] == everything[: run.dies]
+    assert paid.pop(run.dying)[-1] == run.rounds, "it came back"
+    assert all(mine == everything for mine in paid.values())
+    by_identity = {
+        load_identity(federation.state_folder(number) / "identity.key").public.hex(): run.paid_by(number)
+        for number in range(run.nodes)
+    }
+    participants = [sum(number in mine for mine in by_identity.values()) for number in everything]
+    assert [one["participants"] for one in rounds] == participants
+    statement = report["statement"]
+    told = [client["participations"] for client in statement["clients"]]
+    assert told == [len(by_identity[identity]) for identity in report["members"].values()]
+    assert statement["epsilon_joint"] <= 8.0

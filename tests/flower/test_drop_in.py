@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import PrivacySpent
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    PrivacyConfig,
+    PrivacySpent,
+    RdpAccountant,
+    SamplingMethod,
+)
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
@@ -93,6 +100,14 @@ def test_what_was_spent_has_the_shape_of_flowers_own_accountant():
     after = strategy.privacy_spent()
     assert after == seen[2]
     assert (after.epsilon, after.delta) == (strategy.statement.epsilon_joint, strategy.statement.delta)
+    # Flower's own accountant, told of the noise of each round, bounds the same from above, and not by much.
+    config = PrivacyConfig(
+        after.delta, 6, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+    )
+    accountant = RdpAccountant(config)
+    for record in strategy.rounds:
+        accountant.compose(GaussianPrivacyEvent(1.0 / record.mu_joint, 6, 6))
+    assert after.epsilon <= accountant.get_privacy_spent().epsilon <= 1.1 * after.epsilon
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -77,6 +77,11 @@ def train(message: Message, context: Context) -> Message:
     now = int(message.content["config"]["server-round"])
     if context.node_config.get("fault") == "raises" and now == context.node_config.get("fault-round"):
         raise IndexError("index 4312 is out of bounds")
+    if context.node_config.get("fault") == "late":
+        time.sleep(600.0)
+    if context.node_config.get("fault") == "dying" and now == context.node_config.get("fault-round"):
+        (Path(str(context.node_config["fault-folder"])) / f"dying-in-round-{now}").touch()
+        time.sleep(600.0)
     weights = message.content["arrays"]["weights"].numpy()
     moved = weights + step(int(context.node_config["partition-id"]), now)
     content = RecordDict(
