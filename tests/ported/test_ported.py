@@ -22,11 +22,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import Result
 from torch import nn
 
 from docs.snippets import ROOT, blocks
 from flower.grid import FakeGrid
-from niss.errors import ConfigError, ProtocolError
+from niss.errors import ProtocolError
 from niss.flower import NissStrategy
 
 HERE = Path(__file__).parent / "apps"
@@ -46,7 +47,6 @@ RUN_CONFIG = {
 # Rounds of four: one of these apps has a quarter of the nodes take part.
 NODES = dict.fromkeys(PORTED, 4) | {"advanced_pytorch": 16}
 MOD, STRATEGY = "app = ClientApp(mods=[niss_mod])\n", f"strategy = NissStrategy(FedAvg(), plan={PLAN})\n"
-WRAPPED = f"    strategy = NissStrategy(strategy, plan={PLAN})\n"
 IMPORTS = """
 from flwr.serverapp.strategy import FedAvgM
 from niss import Plan
@@ -58,11 +58,12 @@ from niss.records import Records
 
 @dataclass
 class Ran:
-    """An app that ran: the folder it left its files in, its grid, and the strategies that it wrapped."""
+    """An app that ran: the folder it left its files in, its grid, the strategies that it wrapped, and what came out."""
 
     folder: Path
     grid: FakeGrid
     strategies: list[NissStrategy] = field(default_factory=list)
+    result: Result = field(default_factory=Result)
 
     @property
     def strategy(self) -> NissStrategy:
@@ -115,7 +116,8 @@ class Apps:
 
         def start(strategy: NissStrategy, *args: Any, **named: Any) -> Any:
             ran.strategies.append(strategy)
-            return begin(strategy, *args, **named)
+            ran.result = begin(strategy, *args, **named)
+            return ran.result
 
         with self._patch.context() as patch:
             patch.chdir(ran.folder)
@@ -212,10 +214,10 @@ def test_the_app_of_digits_in_every_mode_and_as_the_page_says(apps: Apps, client
     spent = ran.strategy.privacy_spent()
     assert spent is not None
     assert 0.0 < spent.epsilon <= 8.0
-    seen = ran.strategy.metrics["train"][2].keys()
+    seen = ran.result.train_metrics_clientapp[2].keys()
     assert ("train_loss" in seen) == ("train_loss" in server)
-    assert not ran.strategy.metrics["evaluate"]
-    assert set(ran.strategy.metrics["server"]) == {0, 1, 2}
+    assert not ran.result.evaluate_metrics_clientapp
+    assert set(ran.result.evaluate_metrics_serverapp) == {0, 1, 2}
     assert (ran.folder / "logs").exists() == ("my_mod" in client)
 
 
@@ -276,17 +278,9 @@ class TestCustomMods:
             np.testing.assert_allclose(one.numpy(), other, rtol=0, atol=1e-6)
 
 
-def test_a_start_of_its_own_is_refused_and_what_it_kept_is_kept_by_its_port(apps: Apps) -> None:
-    apps.change(
-        "advanced_pytorch/server_app.py",
-        "    strategy.set_save_path",
-        WRAPPED + "    strategy.inner.set_save_path",
-    )
-    apps.change("advanced_pytorch/server_app.py", "app = ServerApp()", IMPORTS + "app = ServerApp()")
-    with pytest.raises(ConfigError, match=r"start\(\) of its own"):
-        apps.run("advanced_pytorch")
-    shutil.rmtree(apps.folder / "apps")
-    shutil.copytree(HERE, apps.folder / "apps")
+def test_a_strategy_with_a_start_of_its_own_keeps_its_best_model_and_a_layer_stays_with_the_clients(
+    apps: Apps,
+) -> None:
     apps.port("advanced_pytorch")
     ran = apps.run("advanced_pytorch", NODES["advanced_pytorch"])
     kept = [json.loads(line) for line in (ran.folder / "outputs" / "results.jsonl").read_text().splitlines()]
