@@ -28,7 +28,7 @@ from niss.graph import ShareGraph
 from niss.mechanism import add_shares
 from niss.randomness import SecretStream, SimStream, add_gaussians
 from niss.randomness import secret as secret_module
-from niss.randomness.normal_table import Demand, load_loop
+from niss.randomness.normal_table import load_loop
 from niss.simulation import make_config
 from niss.simulation.runner import run
 
@@ -99,7 +99,7 @@ def secret(case: Case, worth: int) -> int:
 def expand(vector: NDArray[np.uint64], degree: int, worth: int) -> None:
     """Add so many shares; compiled once `worth` numbers were drawn: from the first on (0), or never."""
     streams = [SecretStream(number.to_bytes(32, "little")) for number in range(degree)]
-    secret_module.demand = Demand(worth)
+    secret_module.demand.worth = worth
     add_gaussians(vector, [(stream, 1000.0, 1) for stream in streams])
 
 

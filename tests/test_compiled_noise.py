@@ -30,7 +30,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> normal_table.Loop:
     pytest.importorskip("numba", reason="the extra `fast` is not installed")
     found = load_loop()
     assert found is not None, "the compiled loop does not agree with the reference on this machine"
-    monkeypatch.setattr(secret, "demand", Demand(worth=0))
+    monkeypatch.setattr(secret.demand, "worth", 0)
     monkeypatch.setattr(secret, "_DRAWS_A_THREAD", 1)
     return found
 
@@ -44,7 +44,7 @@ def counted(loop: normal_table.Loop, monkeypatch: pytest.MonkeyPatch) -> Iterato
         sizes.append(words.size)
         return loop(words, *rest)
 
-    monkeypatch.setattr(normal_table, "load_loop", lambda: counting)
+    monkeypatch.setattr(secret.demand, "load", lambda: counting)
     yield sizes
     assert sizes
 
@@ -53,7 +53,7 @@ def reference(target: NDArray[Any], noises: list[tuple[SecretStream, float, int]
     """What `add_gaussians` leaves without numba."""
     result = target.copy()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret, "demand", Demand(worth=NEVER))
+        patch.setattr(secret.demand, "worth", NEVER)
         add_gaussians(result, noises)
     return result
 
@@ -155,7 +155,7 @@ def test_targets_with_gaps_or_at_odd_addresses_are_left_to_the_reference(
 def test_nothing_is_drawn_if_any_argument_is_refused(
     compiled_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secret, "demand", Demand(worth=compiled_from))
+    monkeypatch.setattr(secret.demand, "worth", compiled_from)
     good, target = SecretStream(SEEDS[0]), np.zeros(10, dtype=np.int64)
     for bad in ((SecretStream(SEEDS[1]), -1.0, 1), (SecretStream(SEEDS[1]), 1.0, 0)):
         with pytest.raises(ConfigError):
@@ -213,11 +213,10 @@ def test_a_loop_is_used_only_if_it_agrees(monkeypatch: pytest.MonkeyPatch) -> No
     assert loaded(SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=False))) is None, "it cannot compile"
 
 
-def test_the_loop_is_loaded_once_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal_table, "load_loop", lambda: one_bit_off)
-    demand = Demand(worth=1000)
-    assert [demand.loop(400) for _ in range(4)] == [None, None, one_bit_off, one_bit_off]
-    assert Demand(worth=1000).loop(1000) is one_bit_off
+def test_what_is_compiled_is_loaded_once_it_is_worth_it() -> None:
+    demand = Demand(1000, lambda: one_bit_off)
+    assert [demand.compiled(400) for _ in range(4)] == [None, None, one_bit_off, one_bit_off]
+    assert Demand(1000, lambda: one_bit_off).compiled(1000) is one_bit_off
 
 
 def test_threads_are_those_of_the_process_and_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,7 @@ def partials_of(federation: Federation, agreed: Agreed, member: int, pieces: byt
 
 
 def numbered(agreed: Agreed, made: dict[int, Partials], place: int) -> dict[int, bytes]:
-    return {
-        agreed.committee.index(member) + 1: committee.cut(one.points)[place] for member, one in made.items()
-    }
+    return {agreed.committee.index(member) + 1: curve.cut(one.points)[place] for member, one in made.items()}
 
 
 @pytest.mark.parametrize("chosen", [(0, 1, 2), (2, 3, 4), (0, 2, 4)])
@@ -59,13 +57,13 @@ def test_any_threshold_of_partials_gives_mask_and_edge_key(chosen: tuple[int, ..
         agreed.committee[one]: partials_of(federation, agreed, agreed.committee[one], pieces)
         for one in chosen
     }
-    mask = committee.mask_seed(agreed, OWNER, committee.combine(numbered(agreed, made, 0)))
+    mask = committee.mask_seed(agreed, OWNER, *committee.combine(numbered(agreed, made, 0)))
     assert mask == own
-    point = committee.combine(numbered(agreed, made, 1))
-    key = committee.open_seal(agreed, OWNER, GONE, point, pieces)
+    (point,) = committee.combine(numbered(agreed, made, 1))
+    key = committee.open_seals(agreed, OWNER, {GONE: point}, pieces)[GONE]
     assert key == keys_of(federation, agreed, OWNER).key(GONE) == keys_of(federation, agreed, GONE).key(OWNER)
     # The point of one edge opens no other.
-    other = committee.open_seal(agreed, OWNER, GONE - 1, point, pieces)
+    other = committee.open_seals(agreed, OWNER, {GONE - 1: point}, pieces)[GONE - 1]
     assert other != keys_of(federation, agreed, OWNER).key(GONE - 1)
 
 
@@ -76,7 +74,7 @@ def test_fewer_partials_give_something_else() -> None:
         member: partials_of(federation, agreed, member, pieces)
         for member in agreed.committee[: THRESHOLD - 1]
     }
-    assert committee.mask_seed(agreed, OWNER, committee.combine(numbered(agreed, made, 0))) != own
+    assert committee.mask_seed(agreed, OWNER, *committee.combine(numbered(agreed, made, 0))) != own
 
 
 def test_the_committee_is_drawn_anew_for_each_list_and_has_each_seat_once() -> None:
@@ -93,7 +91,7 @@ def test_two_dealings_have_nothing_in_common() -> None:
     assert len(first) == len(second) == committee.pieces_size(agreed, OWNER)
     numbers = 32 * (2 * MEMBERS - THRESHOLD + 3)
     assert len(first) == numbers + 16 * (SIZE - 1)
-    assert not set(committee.cut(first[:numbers])) & set(committee.cut(second[:numbers]))
+    assert not set(curve.cut(first[:numbers])) & set(curve.cut(second[:numbers]))
     seals = [{dealing[at : at + 16] for at in range(numbers, len(first), 16)} for dealing in (first, second)]
     assert len(seals[0]) == SIZE - 1
     assert not seals[0] & seals[1]
@@ -171,7 +169,7 @@ def test_a_proof_holds_for_its_points_alone() -> None:
         )
 
     assert holds(made.points)
-    mask, edge = committee.cut(made.points)
+    mask, edge = curve.cut(made.points)
     two = curve.to_scalar(2)
     assert not holds(curve.times(two, mask) + edge)
     assert not holds(mask + curve.times(two, edge))
@@ -191,7 +189,7 @@ def test_points_that_are_none_prove_nothing(point: bytes) -> None:
     member = agreed.committee[0]
     made = partials_of(federation, agreed, member, pieces)
     claimed = committee.commitments(agreed, pieces)[1]
-    mask, edge = committee.cut(made.points)
+    mask, edge = curve.cut(made.points)
     for points in (point + edge, mask + point):
         statement = MemberStatement(agreed, member, {OWNER: points}, {OWNER: [GONE]})
         assert not statement.is_proven(OWNER, claimed, made.proof)

@@ -144,7 +144,7 @@ def each(reveal: Reveal, change: Callable[[Partials], Partials]) -> Reveal:
 
 def doubled(points: bytes, place: int) -> bytes:
     """One of the points twice as far: still a point."""
-    parts = committee.cut(points)
+    parts = curve.cut(points)
     parts[place] = curve.times(curve.to_scalar(2), parts[place])
     return b"".join(parts)
 
@@ -163,7 +163,7 @@ def one_false_edge(reveal: Reveal) -> Reveal:
 
 
 def swapped_points(reveal: Reveal) -> Reveal:
-    return each(reveal, lambda one: replace(one, points=b"".join(committee.cut(one.points)[::-1])))
+    return each(reveal, lambda one: replace(one, points=b"".join(curve.cut(one.points)[::-1])))
 
 
 def no_points_at_all(reveal: Reveal) -> Reveal:
@@ -230,7 +230,7 @@ def keeps_all_back(reveal: Reveal) -> Reveal:
 
 def false_commitments(upload: Upload) -> Upload:
     """Points other than those of the pieces, each of them a point."""
-    parts = committee.cut(upload.pieces)
+    parts = curve.cut(upload.pieces)
     moved = [curve.times(curve.to_scalar(3), part) for part in parts[2 : SIZE + 2]]
     return replace(upload, pieces=b"".join((*parts[:2], *moved, *parts[SIZE + 2 :])))
 
@@ -248,7 +248,7 @@ IN_UPLOADS: list[Lie] = [false_commitments, rubbish, false_mask_commitment]
 
 def of_another_secret(upload: Upload) -> Upload:
     """Pieces that open and fit their points, but not the point of the secret."""
-    parts = committee.cut(upload.pieces)
+    parts = curve.cut(upload.pieces)
     return replace(upload, pieces=b"".join((parts[0], curve.times(curve.to_scalar(3), parts[1]), *parts[2:])))
 
 
@@ -321,9 +321,9 @@ def test_a_member_that_cancels_the_others_is_named_and_ends_nothing(absent: tupl
     def cancelling(one: Partials) -> Partials:
         others = [next(two for two in said[seat].partials if two.seat == one.seat) for seat in members[:-1]]
         found = []
-        for number in range(len(committee.cut(one.points))):
+        for number in range(len(curve.cut(one.points))):
             parts = (
-                curve.times(curve.to_scalar(by_place[place]), committee.cut(other.points)[number])
+                curve.times(curve.to_scalar(by_place[place]), curve.cut(other.points)[number])
                 for place, other in zip(places, others, strict=False)
             )
             minus = curve.to_scalar(-pow(by_place[places[-1]], -1, curve.ORDER))

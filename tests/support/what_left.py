@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from niss.accounting import DrawnAccount, Plan, make_terms
 from niss.errors import NissError
-from niss.protocol import committee
+from niss.protocol import committee, curve
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.curve import SecretBytes
 from niss.protocol.keys import link_of
@@ -129,7 +129,7 @@ class Held:
     def _keep(self, member: int, lost: Mapping[int, Collection[int]], partials: Any) -> None:
         number = self.agreed.committee.index(member) + 1
         for one in partials:
-            for other, point in zip((None, *lost[one.seat]), committee.cut(one.points), strict=True):
+            for other, point in zip((None, *lost[one.seat]), curve.cut(one.points), strict=True):
                 self.points[one.seat, other][number] = point
         self._combine()
 
@@ -140,12 +140,13 @@ class Held:
             if what in self.combined or len(given) < enough:
                 continue
             self.combined.add(what)
-            (owner, other), point = what, committee.combine(dict(list(given.items())[:enough]))
+            (owner, other), (point,) = what, committee.combine(dict(list(given.items())[:enough]))
             if other is None:
                 self.pool.masks[bytes(committee.mask_seed(self.agreed, owner, point))] = None
             else:
                 pieces = self.uploads[owner].pieces
-                self.pool.edges[bytes(committee.open_seal(self.agreed, owner, other, point, pieces))] = None
+                (key,) = committee.open_seals(self.agreed, owner, {other: point}, pieces).values()
+                self.pool.edges[bytes(key)] = None
 
     @property
     def edges(self) -> set[frozenset[int]]:

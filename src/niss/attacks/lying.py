@@ -24,7 +24,7 @@ from niss.attacks.estimates import FloatArray, best_weights, laplacian
 from niss.attacks.experiment import VICTIM
 from niss.errors import RemoteProtocolError
 from niss.mechanism.grid import centred
-from niss.protocol import Identity, Refusal, RoundOpen, Server, Upload, committee, decode, encode
+from niss.protocol import Identity, Refusal, RoundOpen, Server, Upload, committee, curve, decode, encode
 from niss.protocol.agreement import Agreed, unpack
 from niss.protocol.curve import SecretBytes
 from niss.protocol.shares import derive_seed
@@ -226,20 +226,19 @@ def claim_survivors(
                 continue
             lost = committee.lost_edges(agreed, survivors)
             for one in said.partials:
-                for other, point in zip((None, *lost[one.seat]), committee.cut(one.points), strict=True):
+                for other, point in zip((None, *lost[one.seat]), curve.cut(one.points), strict=True):
                     partials.setdefault((one.seat, other), {})[number] = point
         server.restore(seat, before)
     found, enough = RevealedSecrets(agreed, {}, {}), agreed.terms.threshold
     for (seat, other), given in partials.items():
         if len(given) < enough:
             continue
-        point = committee.combine(dict(list(given.items())[:enough]))
+        (point,) = committee.combine(dict(list(given.items())[:enough]))
         if other is None:
             found.masks[seat] = committee.mask_seed(agreed, seat, point)
             continue
-        key = committee.open_seal(agreed, seat, other, point, server.uploads[seat].pieces)
-        for edge in agreed.edges(seat):
-            if edge.place == other:
-                ends = (seat, other) if edge.sign > 0 else (other, seat)
-                found.edges[ends] = derive_seed(key, edge.context, *edge.ends), edge.variance
+        key = committee.open_seals(agreed, seat, {other: point}, server.uploads[seat].pieces)[other]
+        for edge in agreed.edges(seat, [other]):
+            ends = (seat, other) if edge.sign > 0 else (other, seat)
+            found.edges[ends] = derive_seed(key, edge.context, *edge.ends), edge.variance
     return found

@@ -28,6 +28,7 @@ _BALANCING_TRIES = 4
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 Sizes = int | tuple[int, int]
+Columns = tuple[IntArray, IntArray, FloatArray]
 
 
 class BeaconStream:
@@ -144,7 +145,7 @@ class ShareGraph:
         return graph
 
     @cached_property
-    def _edges(self) -> tuple[IntArray, IntArray, FloatArray]:
+    def _edges(self) -> Columns:
         """Those of a complete graph; of any other they are there from the beginning."""
         absent = np.zeros(self.sizes, dtype=bool) if self.between else np.eye(self.size, dtype=bool)
         senders, receivers = _edges_except(absent)
@@ -176,9 +177,9 @@ class ShareGraph:
         """
         neighbours = _neighbours(size, degree)
         stream = BeaconStream(beacon, "regular.v2", size)
-        if shares is None and neighbours == size - 1:
-            return cls.complete(size, weight=float(degree) / neighbours)
         if shares is None:
+            if neighbours == size - 1:
+                return cls.complete(size, weight=float(degree) / neighbours)
             senders, receivers = _disjoint_derangements(size, neighbours, stream)
             weights = np.full(senders.size, float(degree) / neighbours)
         else:
@@ -270,9 +271,8 @@ class ShareGraph:
     @property
     def degrees(self) -> IntArray:
         """How many neighbours each client has, in either direction."""
-        if self.kind == "complete":
-            return np.full(self.size, self.size - 1)
-        return np.diff(self._adjacency[0])
+        whole = self.kind == "complete"
+        return np.full(self.size, self.size - 1) if whole else np.diff(self._adjacency[0])
 
     def neighbours(self, client: int) -> IntArray:
         """Everyone who shares an edge with `client`, in either direction."""
@@ -286,9 +286,8 @@ class ShareGraph:
         if self.kind == "complete":
             others = self.neighbours(client)
             first, last = np.minimum(others, client), np.maximum(others, client)
-            return np.sort(
-                np.concatenate([first * (self.size - 1) + last - 1, last * (self.size - 1) + first])
-            )
+            numbers = first * (self.size - 1) + last - 1, last * (self.size - 1) + first
+            return np.sort(np.concatenate(numbers))
         starts, edges = self._incidence
         return edges[starts[client] : starts[client + 1]]
 
@@ -320,9 +319,8 @@ class ShareGraph:
 
     def digest(self) -> bytes:
         """SHA-256 of the size and the sorted edges: two parties compare it to agree on a graph."""
-        name, sizes = b"niss.share-graph.v1", self.sizes[: 1 + self.between]
-        if self.between:
-            name = b"niss.carried-graph.v1"
+        name = b"niss.carried-graph.v1" if self.between else b"niss.share-graph.v1"
+        sizes = self.sizes[: 1 + self.between]
         state = hashlib.sha256(name + b"".join(size.to_bytes(8, "little") for size in sizes))
         for array, kind in ((self.senders, "<i8"), (self.receivers, "<i8"), (self.weights, "<f8")):
             state.update(array.astype(kind).tobytes())
@@ -339,9 +337,7 @@ class ShareGraph:
         return f"ShareGraph(kind={self.kind!r}, size={size}, edges={self.senders.size})"
 
 
-def _read_only(
-    senders: IntArray, receivers: IntArray, weights: FloatArray
-) -> tuple[IntArray, IntArray, FloatArray]:
+def _read_only(senders: IntArray, receivers: IntArray, weights: FloatArray) -> Columns:
     for array in (senders, receivers, weights):
         array.setflags(write=False)
     return senders, receivers, weights
@@ -394,8 +390,7 @@ def _disjoint_derangements(size: int, degree: int, stream: BeaconStream) -> tupl
         images = _permutation_avoiding(forbidden, size, stream)
         forbidden.update((np.arange(size) * size + images).tolist())
         permutations.append(images)
-    none = np.empty(0, dtype=np.int64)
-    return np.tile(np.arange(size, dtype=np.int64), degree), np.concatenate([none, *permutations])
+    return np.tile(np.arange(size, dtype=np.int64), degree), np.concatenate(permutations)
 
 
 def _permutation_avoiding(forbidden: set[int], size: int, stream: BeaconStream) -> IntArray:
@@ -422,9 +417,7 @@ def _permutation_avoiding(forbidden: set[int], size: int, stream: BeaconStream) 
             return np.asarray(images, dtype=np.int64)
 
 
-def _balanced_edges(
-    fewest: int, shares: FloatArray, stream: BeaconStream
-) -> tuple[IntArray, IntArray, FloatArray]:
+def _balanced_edges(fewest: int, shares: FloatArray, stream: BeaconStream) -> Columns:
     """Edges and weights with in-weight = out-weight = shares; the client with the least has `fewest` each way.
 
     The number of neighbours grows in proportion to the shares, so that nearly equal weights nearly balance

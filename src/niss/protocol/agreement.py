@@ -175,16 +175,24 @@ class Agreed:
         seats: list[int] = self.graph.neighbours(seat).tolist()
         return seats
 
-    def edges(self, seat: int) -> list[Edge]:
-        """Every share in the upload of this seat: those within the round, and those carried to it and on from it."""
+    def edges(self, seat: int, places: Collection[int] | None = None) -> list[Edge]:
+        """Every share in the upload of this seat: those within the round, and those carried to it and on from it.
+
+        Of these places in `everyone` alone, where they are given.
+        """
         graph, people, own = self.graph, self.participants, self.participants[seat].identity
         edges, found = graph.edges_of(seat), []
+        if places is not None:
+            others = graph.senders[edges] + graph.receivers[edges] - seat
+            edges = edges[np.isin(others, list(places))]
         ends = zip(graph.senders[edges].tolist(), graph.receivers[edges].tolist(), strict=True)
         variances = (self.terms.unit_variance * graph.weights[edges]).tolist()
         for (sender, receiver), variance in zip(ends, variances, strict=True):
             place, sign = (receiver, 1) if sender == seat else (sender, -1)
             found.append(Edge(own, people[place].identity, place, sign, variance, self.context))
         for place in self._carried_places:
+            if places is not None and place not in places:
+                continue
             link = self._link(place)
             sign = 1 if link is self.after else -1
             other = self.everyone[place].identity

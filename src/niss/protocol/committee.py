@@ -34,7 +34,7 @@ import hashlib
 import hmac
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from niss.errors import RemoteProtocolError
 from niss.protocol import curve
@@ -51,6 +51,7 @@ from niss.protocol.curve import (
 )
 from niss.protocol.keys import SECRET_BYTES, x25519_public
 from niss.protocol.messages import Partials
+from niss.protocol.points import BASE, of_prime_order, sums
 from niss.protocol.shares import EDGE_KEY_BYTES, EdgeKeys, pair_secret
 
 CHALLENGE_BYTES = 16
@@ -133,7 +134,7 @@ def coefficients(places: tuple[int, ...], at: int) -> tuple[int, ...]:
 
 def commitments(agreed: Agreed, pieces: bytes) -> list[bytes]:
     """R and the points S_c of a dealing, by the member's number from 1."""
-    return cut(pieces[POINT_BYTES : POINT_BYTES * (2 + agreed.terms.committee)])
+    return curve.cut(pieces[POINT_BYTES : POINT_BYTES * (2 + agreed.terms.committee)])
 
 
 def _piece_bytes(agreed: Agreed, member: int) -> int:
@@ -194,12 +195,19 @@ def _sealed(agreed: Agreed, owner: int, place: int, point: bytes, key: bytes) ->
     return (pad ^ int.from_bytes(key, "big")).to_bytes(EDGE_KEY_BYTES, "big")
 
 
-def open_seal(agreed: Agreed, owner: int, place: int, point: bytes, pieces: bytes) -> SecretBytes:
-    """The key of the edge from `owner` to that place in `Agreed.everyone`, from `r T_k` and what `owner` dealt."""
+def open_seals(
+    agreed: Agreed, owner: int, points: Mapping[int, bytes], pieces: bytes
+) -> dict[int, SecretBytes]:
+    """The keys of edges of `owner`, by place in `Agreed.everyone`, from the `r T_k` there and what `owner` dealt."""
     places = agreed.edge_places(owner)
     seals = pieces[-EDGE_KEY_BYTES * len(places) :]
-    start = EDGE_KEY_BYTES * places.index(place)
-    return SecretBytes(_sealed(agreed, owner, place, point, seals[start : start + EDGE_KEY_BYTES]))
+    starts = {place: EDGE_KEY_BYTES * number for number, place in enumerate(places)}
+    return {
+        place: SecretBytes(
+            _sealed(agreed, owner, place, point, seals[starts[place] : starts[place] + EDGE_KEY_BYTES])
+        )
+        for place, point in points.items()
+    }
 
 
 def commit_mask(agreed: Agreed, seat: int, seed: bytes) -> bytes:
@@ -317,19 +325,28 @@ class MemberStatement:
         tag = _WEIGHT_TAG if masks else _CARRIED_WEIGHT_TAG
         self._said = hashlib.sha512(length_prefixed(tag, agreed.digest, uint64(member), *said)).digest()
         self._weighted: dict[int, bytes] = {}
+        self._joint: dict[tuple[int, ...], bytes] = {}
 
-    def _weight(self, other: int) -> SecretBytes:
+    @cached_property
+    def sound(self) -> bool:
+        """Whether all partials are of prime order, and no proof has to see to that."""
+        return of_prime_order(b"".join(self.points.values()))
+
+    def _weight(self, other: int) -> int:
         """128 bits for each lost client; the point of the mask counts once."""
-        drawn = hashlib.sha256(self._said + uint64(other)).digest()[:16]
-        return SecretBytes(drawn + bytes(SCALAR_BYTES - 16))
+        return curve.to_number(hashlib.sha256(self._said + uint64(other)).digest()[:16])
 
     def _joint_point(self, owner: int) -> bytes:
         """All that is multiplied with a piece of `owner`, as one point."""
-        for other in self.lost[owner]:
-            if other not in self._weighted:
-                self._weighted[other] = curve.times(self._weight(other), edge_point(self.agreed, other))
-        mask = (mask_point(self.agreed, owner),) if self.masks else ()
-        return curve.total((*mask, *(self._weighted[other] for other in self.lost[owner])))
+        lost = tuple(self.lost[owner])
+        if lost and lost not in self._joint:
+            for other in lost:
+                if other not in self._weighted:
+                    weight = curve.to_scalar(self._weight(other))
+                    self._weighted[other] = curve.times(weight, edge_point(self.agreed, other))
+            self._joint[lost] = curve.total(self._weighted[other] for other in lost)
+        edges = (self._joint[lost],) if lost else ()
+        return curve.total((mask_point(self.agreed, owner), *edges) if self.masks else edges)
 
     def _challenge(self, owner: int, *points: bytes) -> bytes:
         hashed = length_prefixed(_PROOF_TAG, self._said, uint64(owner), *points)
@@ -348,36 +365,30 @@ class MemberStatement:
 
     def is_proven(self, owner: int, point: bytes, proof: bytes) -> bool:
         """Whether the partials of `owner` are what the number behind `point` makes."""
-        asked, response = proof[:CHALLENGE_BYTES], proof[CHALLENGE_BYTES:]
-        parts = cut(self.points[owner])
+        asked, response = proof[:CHALLENGE_BYTES], curve.to_number(proof[CHALLENGE_BYTES:]) % 2**255
+        numbers = [*([1] if self.masks else []), *map(self._weight, self.lost[owner])]
+        minus = -curve.to_number(asked)
         try:
             joint = self._joint_point(owner)
-            weighted = (
-                curve.times(self._weight(other), part)
-                for other, part in zip(self.lost[owner], parts[self.masks :], strict=True)
-            )
-            made = curve.total((*parts[: self.masks], *weighted))
-            minus = curve.to_scalar(-curve.to_number(asked))
-            seen = curve.total((curve.times_base(response), curve.times(minus, point)))
-            seen_joint = curve.total((curve.times(response, joint), curve.times(minus, made)))
+            (made,) = sums(numbers, self.points[owner], known=self.sound)
+            (seen,) = sums((response, minus), BASE + point)
+            (seen_joint,) = sums((response, minus), joint + made, known=True)
         except (RemoteProtocolError, ValueError):
             return False
         return hmac.compare_digest(asked, self._challenge(owner, point, joint, made, seen, seen_joint))
 
 
-def cut(points: bytes) -> list[bytes]:
-    """Points that stand one after another."""
-    return [points[start : start + POINT_BYTES] for start in range(0, len(points), POINT_BYTES)]
+def combine(said: Mapping[int, bytes], *, known: bool = False) -> list[bytes]:
+    """`f(0) P` of each point P in turn, from the partials `f(c) P` that as many members as the threshold made of them.
 
-
-def combine(points: Mapping[int, bytes]) -> bytes:
-    """`f(0) P` from the partials `f(c) P` of as many members as the threshold, by the member's number from 1.
+    said    by the member's number from 1, its partials one after another
+    known   they are proven, or what they give is checked: their order is not
 
     Points that are none, or that make zero together, are a `RemoteProtocolError`.
     """
-    places = tuple(sorted(points))
-    factors = zip(coefficients(places, 0), places, strict=True)
-    found = curve.total(curve.times(curve.to_scalar(factor), points[place]) for factor, place in factors)
-    if found == curve.ZERO:
+    places = tuple(sorted(said))
+    rows = zip(*(curve.cut(said[place]) for place in places), strict=True)
+    found = sums(coefficients(places, 0), b"".join(part for row in rows for part in row), known=known)
+    if curve.ZERO in found:
         raise RemoteProtocolError("the partials make zero together")
     return found

@@ -205,6 +205,11 @@ def lift(public: bytes) -> bytes:
     return ((u - 1) * pow(u + 1, -1, FIELD) % FIELD).to_bytes(POINT_BYTES, "little")
 
 
+def cut(points: bytes) -> list[bytes]:
+    """Points that stand one after another."""
+    return [points[start : start + POINT_BYTES] for start in range(0, len(points), POINT_BYTES)]
+
+
 def hash_to_point(*fields: bytes) -> bytes:
     """A point of prime order whose logarithm nobody knows (Elligator 2 of a hash of the fields)."""
     uniform = hashlib.sha512(length_prefixed(*fields)).digest()[:POINT_BYTES]

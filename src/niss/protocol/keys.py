@@ -211,7 +211,7 @@ def check_prekey(prekey: Prekey, identity: bytes) -> None:
         )
     check_public(identity)
     try:
-        _verify_prekey(identity, prekey)
+        verify_prekey(identity, prekey)
     except RemoteProtocolError:
         raise RemoteProtocolError(
             f"the signature for 'prekey' is not by {fingerprint(identity)}, or was made without the prekey",
@@ -220,7 +220,7 @@ def check_prekey(prekey: Prekey, identity: bytes) -> None:
 
 
 @lru_cache(maxsize=16_384)
-def _verify_prekey(identity: bytes, prekey: Prekey) -> None:
+def verify_prekey(identity: bytes, prekey: Prekey) -> None:
     """What was valid once in this process stays so; what is refused is not remembered."""
     weight = curve.to_scalar(_possession_weight(identity, prekey.public))
     joint = curve.total((identity, curve.times(weight, curve.lift(prekey.public))))

@@ -20,8 +20,8 @@ fails, proofs are checked one member after another until enough of them hold, an
 members give the survivor's R. What is not needed is not looked at: a member beyond those may have lied unnoticed, and
 without effect.
 
-Work: for a survivor that lost d neighbours `t (2 d + 6)` multiplications of points at most, `t` where it lost none; 50
-to 90 microseconds each, without Python's lock, on all cores.
+Work: for a survivor that lost d neighbours `t (2 d + 6)` terms of sums of points (`niss.protocol.points`), `t` where it
+lost none, without Python's lock, on all cores.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ from niss.protocol.committee import (
     combine,
     commit_mask,
     commitments,
-    cut,
     mask_seed,
-    open_seal,
+    open_seals,
 )
 from niss.protocol.curve import Secret, SecretBytes
 from niss.protocol.keys import Identity, link_of, verify, verify_beacon
@@ -208,6 +207,10 @@ def recover(
             return Recovered(short=True)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        if any(lost.values()):
+            list(
+                pool.map(lambda answer: answer[0].sound, answers.values())
+            )  # Of all partials of a member at once.
         recovered = dict(zip(seats, pool.map(one, seats), strict=True))
     return recovered, [*lies, *(lie for one in recovered.values() for lie in one.lies)]
 
@@ -250,11 +253,10 @@ def _recover_one(
     found = Recovered()
     threshold = agreed.terms.threshold
     given = {number: one for number, one in answers.items() if seat in one[1]}
-    said = {number: cut(statement.points[seat]) for number, (statement, _) in given.items()}
+    said = {number: statement.points[seat] for number, (statement, _) in given.items()}
     if not lost and len(given) >= threshold:
-        found.mask = _mask(
-            agreed, seat, upload, {number: said[number][0] for number in list(said)[:threshold]}
-        )
+        made = _combined({number: said[number] for number in list(said)[:threshold]}, known=True)
+        found.mask = _mask(agreed, seat, upload, made)
         if found.mask is not None:
             return found
     points = commitments(agreed, upload.pieces)
@@ -269,35 +271,31 @@ def _recover_one(
     if len(true) < threshold:
         found.short = True
         return found
-    if _combined({number: points[number] for number in true}) != points[0]:
+    if _combined({number: points[number] for number in true}) != points[:1]:
         found.lies.append((seat, "made pieces that do not fit together"))
         return found
+    made = _combined({number: said[number] for number in true}, known=True)
     if masks:
-        found.mask = _mask(agreed, seat, upload, {number: said[number][0] for number in true})
+        found.mask = _mask(agreed, seat, upload, made)
         if found.mask is None:
             found.lies.append((seat, "committed to another self-mask than its pieces give"))
-    for place, other in enumerate(lost, start=int(masks)):
-        point = _combined({number: said[number][place] for number in true})
-        if point is None:
-            continue
-        found.keys[other] = open_seal(agreed, seat, other, point, upload.pieces)
+    found.keys = open_seals(agreed, seat, dict(zip(lost, made[int(masks) :], strict=False)), upload.pieces)
     return found
 
 
-def _combined(points: Mapping[int, bytes]) -> bytes | None:
-    """What these points make together; None where one of them is none, or they make zero."""
+def _combined(said: Mapping[int, bytes], *, known: bool = False) -> list[bytes]:
+    """What these points make together; nothing where one of them is none, or they make zero."""
     try:
-        return combine(points)
+        return combine(said, known=known)
     except RemoteProtocolError:
-        return None
+        return []
 
 
-def _mask(agreed: Agreed, seat: int, upload: Upload, partials: Mapping[int, bytes]) -> SecretBytes | None:
-    """The seed that these partials give, if it is the one that its owner committed to."""
-    point = _combined(partials)
-    if point is None:
+def _mask(agreed: Agreed, seat: int, upload: Upload, made: Sequence[bytes]) -> SecretBytes | None:
+    """The seed that the first of these points gives, if it is the one that its owner committed to."""
+    if not made:
         return None
-    seed = mask_seed(agreed, seat, point)
+    seed = mask_seed(agreed, seat, made[0])
     return seed if hmac.compare_digest(commit_mask(agreed, seat, seed), upload.commitment) else None
 
 
@@ -313,8 +311,7 @@ def take_out_shares(
         (edge, one.keys[edge.place])
         for seat, one in recovered.items()
         if one.keys
-        for edge in agreed.edges(seat)
-        if edge.place in one.keys
+        for edge in agreed.edges(seat, one.keys)
     ]
     noises = [
         (

@@ -27,6 +27,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,7 @@ WORTH_LOADING = 2**26
 TAIL_ROW = (44 - LOWEST_EXPONENT) << SEGMENT_BITS
 _CHUNK = 128
 
+Compiled = TypeVar("Compiled")
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 # (words, target, deviation, flip, tail), all contiguous: adds the noise of the words outside the tail to `target`, or
@@ -101,16 +103,16 @@ def look_up(uniform: Floats, row: Int64s, spare: Int64s, work: Floats) -> Floats
     return result
 
 
-class Demand:
-    """How many numbers a process has drawn, and whether that many are worth a compiled loop."""
+class Demand(Generic[Compiled]):
+    """How much of something a process has done, and whether that much is worth what `load` compiles for it."""
 
-    def __init__(self, worth: int = WORTH_LOADING) -> None:
-        self.worth, self.drawn = worth, 0
+    def __init__(self, worth: int, load: Callable[[], Compiled | None]) -> None:
+        self.worth, self.load, self.done = worth, load, 0
 
-    def loop(self, draws: int) -> Loop | None:
-        """The loop for so many draws; None where the reference is to be used."""
-        self.drawn += draws
-        return load_loop() if self.drawn >= self.worth else None
+    def compiled(self, amount: int) -> Compiled | None:
+        """What does so much more of it; None where the reference is to be used."""
+        self.done += amount
+        return self.load() if self.done >= self.worth else None
 
 
 @cache

@@ -72,7 +72,17 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError, PrivacyError
-from niss.randomness.normal_table import TAIL_ROW, Demand, Floats, Int64s, Loop, find_rows, look_up
+from niss.randomness.normal_table import (
+    TAIL_ROW,
+    WORTH_LOADING,
+    Demand,
+    Floats,
+    Int64s,
+    Loop,
+    find_rows,
+    load_loop,
+    look_up,
+)
 
 SEED_BYTES = 32
 BLOCK = 16384
@@ -86,7 +96,7 @@ _CIPHER_BLOCK = 16
 _ZEROS = memoryview(bytes(BLOCK * _WORD))
 # A thread is worth starting for so many numbers, a few milliseconds of work.
 _DRAWS_A_THREAD = 2**20
-demand = Demand()
+demand = Demand(WORTH_LOADING, load_loop)
 # `|deviation * z computed - deviation * z exact| <= deviation * DEVIATE_ERROR * (1 + |z|)`.
 DEVIATE_ERROR = 2.0**-51
 _END = 10.25  # beyond the last deviate, 10.22
@@ -210,7 +220,7 @@ def add_gaussians(target: Residues, noises: Iterable[tuple[SecretStream, float, 
             raise ConfigError(f"must be 1 or -1, not {sign!r}", field="sign")
         _require_deviation(deviation)
     residues = _as_residues(target)
-    loop = demand.loop(target.size * len(terms)) if target.flags.carray else None
+    loop = demand.compiled(target.size * len(terms)) if target.flags.carray else None
     if loop is not None:
         _add_in_blocks(residues, terms, loop)
         return
