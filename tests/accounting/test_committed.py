@@ -256,6 +256,37 @@ def test_noise_in_the_model_equals_a_simulation_of_the_sums():
     np.testing.assert_allclose(run.noise_in_model(), np.sum(np.square(columns), axis=0), rtol=1e-12)
 
 
+@pytest.mark.parametrize("kept", [1.0, 0.9])
+def test_training_takes_out_a_part_of_the_noise_and_averaging_of_what_is_under_way(kept):
+    """Every share drawn, added and taken out again, while each round leaves a part of what is in the model."""
+    run = committed(3, 5, 2, residual=0.5, ratio=3.0, spatial=1.0)
+    age = np.subtract.outer(np.arange(5), np.arange(5))
+    fresh = np.where(age >= 0, kept ** np.maximum(age, 0), 0.0)
+    carried = fresh - np.where(age >= 1, kept ** np.maximum(age - 1, 0), 0.0)
+    columns = np.hstack([math.sqrt(0.5) * fresh, math.sqrt(1.5) * carried[:, :-1]])
+    np.testing.assert_allclose(run.noise_in_model(kept=kept), np.sum(columns**2, axis=1), rtol=1e-12)
+    if kept == 1.0:
+        for models, number in ((1, 2), (3, 3), (4, 4)):
+            mean = columns[number + 1 - models : number + 1].mean(axis=0)
+            assert run.noise_in_mean(models, number) == pytest.approx(mean @ mean, rel=1e-12)
+
+
+@pytest.mark.parametrize(("rounds", "clients"), [(100, 1000), (30, 600)])
+def test_training_carries_less_and_publishing_leaves_less_in_the_end(rounds, clients):
+    asked = {"participants": 100, "clients": clients, "rounds": rounds, "kappa": 20.0}
+    publishing, training = (plan_carried(**asked, for_=goal) for goal in ("publishing", "training"))
+    assert training.plan.carried_to_residual < 0.75 * publishing.plan.carried_to_residual
+    assert training.run.mu == pytest.approx(publishing.run.mu, rel=1e-9)
+    assert publishing.ratio_to_central_final < training.ratio_to_central_final
+    on_the_way = [made.run.noise_in_model(kept=0.97)[:rounds].mean() for made in (publishing, training)]
+    assert on_the_way[1] < 0.99 * on_the_way[0]
+    for made in (publishing, training):
+        ours, central = made.over_rounds["niss"], made.over_rounds["central"]
+        assert made.ratio_to_central_early == pytest.approx(ours[-2] / central[-2])
+        assert made.ratio_to_central_averaged < made.ratio_to_central_early
+    assert plan_carried(participants=10, clients=20, rounds=1).ratio_to_central_early is None
+
+
 @pytest.mark.parametrize("declared", [0, 1, 2])
 def test_what_dropouts_leave_is_the_mean_over_all_of_them(declared):
     """Every pattern of dropouts in every round, each share added or not, taken out or not, by the rules of a repair."""

@@ -168,7 +168,7 @@ def test_what_no_plan_can_be_asked_is_refused_by_name(changes: dict[str, object]
         ({"separation": 11, "carry": True}, "separation"),
         ({"separation": 0, "carry": True}, "separation"),
         ({"pattern": "poisson", "carry": True}, "pattern"),
-        ({"goal": "best", "carry": True}, "goal"),
+        ({"for_": "fun", "carry": True}, "for_"),
         ({"clients": 50, "carry": True}, "clients"),
         ({"clients": 1050, "carry": True}, "clients"),
         ({"carried_to_residual": -1.0, "carry": True}, "carried_to_residual"),
@@ -212,7 +212,7 @@ def test_what_plan_takes_is_what_can_be_asked_of_single_rounds() -> None:
         "separation",
         "closing",
         "carried_to_residual",
-        "goal",
+        "for_",
     }
     assert written.pop("participants") is inspect.Parameter.empty
     assert written == {name: asked[name] for name in asked if name not in across | {"participants"}}

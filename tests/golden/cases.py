@@ -286,7 +286,7 @@ def _cases() -> dict[str, Callable[[], dict[str, Any]]]:
         "colluders": {"participants": 20, "clients": 100, "rounds": 20, "collusion": 0.2, "clip": 0.5},
         "repaired": {"participants": 20, "clients": 100, "rounds": 20, "dropout": 0.05, "mode": "repair"},
         "dropouts": {"participants": 20, "clients": 100, "rounds": 20, "dropout": 0.05, "clip": 2.0},
-        "final": {"participants": 20, "clients": 100, "rounds": 20, "goal": "final", "closing": True},
+        "closing": {"participants": 20, "clients": 100, "rounds": 20, "closing": True},
     }.items():
         cases[f"carried plan: {name}"] = partial(carried_plan, **target)
     for name, changes in ORDINARY.items():

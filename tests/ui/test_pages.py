@@ -339,7 +339,7 @@ def test_a_folder_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
         assert get(server, "/api/runs").json()["runs"] == []
 
 
-PEOPLE_ALONE = {"clients", "carry", "pattern", "relation"}
+PEOPLE_ALONE = {"clients", "carry", "pattern", "for_", "relation"}
 RECORDS_ALONE = {"records", "batch"}
 
 

@@ -57,7 +57,7 @@ _WITHIN_A_ROUND = {
     "participations": "it follows from rounds, clients and participants",
     "tau2": "what a carried run promises depends on all of its rounds",
 }
-_ACROSS_ROUNDS = ("pattern", "separation", "closing", "carried_to_residual", "goal")
+_ACROSS_ROUNDS = ("pattern", "for_", "separation", "closing", "carried_to_residual")
 
 
 def _registered(module: str, table: str) -> Callable[[], Iterable[str]]:
@@ -207,7 +207,6 @@ class PlanQuestion:
     separation           rounds from one participation of a client to its next; None: as many as all clients fill
     closing              one more round without data, as in `Committed`
     carried_to_residual  w / r; None: the best
-    goal                 least noise on average over the rounds (`mean`) or in the last model (`final`)
     """
 
     participants: Annotated[
@@ -266,11 +265,18 @@ class PlanQuestion:
         Doc("How clients come back, where noise is carried: in fixed cohorts, or at least so far apart."),
     ] = "cyclic"
 
+    for_: Annotated[
+        Literal["publishing", "training"],
+        Doc(
+            "What noise is carried for: a good last model (`publishing`), or good ones on the way to it (`training`), "
+            "which carries less."
+        ),
+    ] = "publishing"
+
     # What Python alone can ask of a run that carries noise.
     separation: _Rounds | None = None
     closing: bool = False
     carried_to_residual: Annotated[float, Ge(0), Le(1e9)] | None = None
-    goal: Literal["mean", "final"] = "mean"
 
     def __post_init__(self) -> None:
         if self.unit == "record":

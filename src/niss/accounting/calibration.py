@@ -317,17 +317,17 @@ class CarriedSearch:
 
     draft     the run with a residual of 1 in each sum and no other noise
     mu        that is promised; `dropout` and whether it is `repaired` as planned
-    goal      least noise on average over the rounds (`mean`) or in the last model (`final`)
+    kept      the part of the noise in the model that a round of training leaves in it, as far as that is weighed
     """
 
     draft: Committed
     mu: float
     dropout: float
     repaired: bool
-    goal: str = "mean"
+    kept: float = 1.0
 
     @classmethod
-    def of(cls, plan: Plan, participants: int, *, goal: str = "mean") -> CarriedSearch:
+    def of(cls, plan: Plan, participants: int, *, kept: float = 1.0) -> CarriedSearch:
         """For rounds of that size under a plan that carries noise."""
         assert not isinstance(plan.epsilon, tuple)
         assumed = plan.assumed(participants)
@@ -347,7 +347,7 @@ class CarriedSearch:
             closing=plan.closing,
         )
         mu = gdp_mu(plan.epsilon, plan.gaussian_delta)
-        return cls(draft, mu, plan.dropout, plan.mode == "repair", goal)
+        return cls(draft, mu, plan.dropout, plan.mode == "repair", kept)
 
     @property
     def alone(self) -> float:
@@ -359,8 +359,9 @@ class CarriedSearch:
         return run.noise_in_model(self.dropout, repaired=self.repaired)
 
     def objective(self, run: Committed) -> float:
-        noise = self.noise(run)
-        return float(noise[: run.horizon].mean() if self.goal == "mean" else noise[-1])
+        """Noise that clients train on, on average over the rounds."""
+        noise = run.noise_in_model(self.dropout, repaired=self.repaired, kept=self.kept)
+        return float(noise[: run.horizon].mean())
 
     def fitted(self, kappa: float, ratio: float) -> Committed:
         """The least residual that keeps the promise, at this ratio and shares within a round."""

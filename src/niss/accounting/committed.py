@@ -7,7 +7,11 @@ Thakurta, 2022), and valid whatever the server does within the rules. Charging b
 undercharge the ends, where less noise is carried. All in units of the squared sensitivity of one upload.
 
 The noise in the model after round t is that of all rounds so far and what is still under way, `r (t + 1) + w`. With a
-share d of dropouts `2 d (1 - d) w` of every round stays for good, unless it is repaired.
+share d of dropouts `2 d (1 - d) w` of every round stays for good, unless it is repaired. Of models that are averaged
+each has its own w under way, so that the mean of k models up to round t has about `r (t + 1) + w / k`.
+
+A round of training takes out a part of what is in the model. Where it keeps a share a, noise of s rounds ago counts
+`a^(2 s)`, and of what is carried `(1 - a)^2 w` stays, since it is taken out as it was added.
 
 Trusted servers, at mu = 1 and sensitivity 1, are what that is compared with. They may correlate their noise over the
 rounds (the matrix mechanism): with `Gamma` the covariance of the noise of T rounds and `X = Gamma^-1`, a client with
@@ -21,6 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,13 +176,30 @@ class Committed:
         unit = spatial / (2.0 * noise.neighbours)
         return replace(self, noise=replace(noise, residual=each, carried=ratio * each, unit=unit))
 
-    def noise_in_model(self, dropout: float = 0.0, *, repaired: bool = True) -> FloatArray:
+    def noise_in_model(self, dropout: float = 0.0, *, repaired: bool = True, kept: float = 1.0) -> FloatArray:
         """Noise variance in the model after each round, on average over what drops out.
 
         dropout   probability with which a client vanishes after the graphs were fixed, each on its own
         repaired  whether shares within the round are taken out again when a client drops out; carried ones are too
                   where clients may be called dropped. A round that loses more clients than that is not repaired.
+        kept      the part of the noise in the model that a round of training leaves in it
         """
+        stays, under_way = self._added(dropout, repaired=repaired)
+        stays[1:] += (1.0 - kept) ** 2 * under_way[:-1]
+        return _summed(stays, kept**2) + under_way
+
+    def noise_in_mean(
+        self, models: int, number: int, dropout: float = 0.0, *, repaired: bool = True
+    ) -> float:
+        """The same in the mean of so many models, the last of them after round `number` (from 0)."""
+        stays, under_way = self._added(dropout, repaired=repaired)
+        some = slice(number + 1 - models, number + 1)
+        # What is under way is in one of the models alone; what stays, in all later ones.
+        later = 2.0 * np.arange(models)[::-1] + 1.0
+        return float(later @ _summed(stays, 1.0)[some] + under_way[some].sum()) / models**2
+
+    def _added(self, dropout: float, *, repaired: bool) -> tuple[FloatArray, FloatArray]:
+        """Of each round: what it adds for good, and what it carries on and the next takes out."""
         noise, size = self.noise, self.noise.participants
         steps = np.full(self.rounds, (1.0 - dropout) * size * noise.residual)
         crossing = dropout * (1.0 - dropout) * size * noise.spatial
@@ -188,10 +210,10 @@ class Committed:
         # The clients that are lost for good, with what they had carried and should have taken out.
         lost = dropout * (self._beyond_repair(dropout, others=1) if repaired else 1.0)
         left = (1.0 - dropout) * lost + lost * (1.0 - lost)
-        # What each round adds to the noise in the model, and takes out of it.
-        steps[:-1] += (1.0 - dropout) * size * noise.carried
-        steps[1:] += (left - (1.0 - dropout)) * size * noise.carried
-        return np.cumsum(steps)
+        steps[1:] += left * size * noise.carried
+        under_way = np.full(self.rounds, (1.0 - dropout) * size * noise.carried)
+        under_way[-1] = 0.0
+        return steps, under_way
 
     def _beyond_repair(self, dropout: float, *, others: int) -> float:
         """How likely it is that a round loses too many, given that `others` of its clients have their part in it.
@@ -200,6 +222,13 @@ class Committed:
         `E[N (m - N); N > d] = m (m - 1) q (1 - q) P(B(m - 2, q) >= d)`: beside one client, and beside a pair.
         """
         return binomial_tail(self.noise.dropped - 1, max(self.noise.participants - others, 0), dropout)
+
+
+def _summed(steps: FloatArray, kept: float) -> FloatArray:
+    """All steps so far, of which each further one leaves a part."""
+    if kept == 1.0:
+        return np.cumsum(steps)
+    return np.fromiter(accumulate(steps.tolist(), lambda before, step: kept * before + step), float)
 
 
 def spent_in(matrix: FloatArray, rounds: Sequence[int]) -> float:

@@ -26,6 +26,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from keyword import iskeyword
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -79,7 +80,7 @@ class Flags:
     @classmethod
     def all_of(cls, root: type[Any]) -> Flags:
         """A flag for every setting, by its name."""
-        return cls(root, {"--" + one.name.replace("_", "-"): one.name for one in described(root)})
+        return cls(root, {_flag(one.name, {}): one.name for one in described(root)})
 
     def parameters(self) -> list[_Parameter]:
         """An option for each flag: absent unless it is typed; its help names the default of the setting."""
@@ -197,9 +198,8 @@ class _Parameter:
     @property
     def keyword(self) -> str:
         """Its name as an argument in Python; that of a dotted key is the name of the flag."""
-        return (
-            str(self.settings["flag"]).lstrip("-").replace("-", "_") if "flag" in self.settings else self.name
-        )
+        name = self.settings.get("flag", self.name).lstrip("-").replace("-", "_")
+        return str(name + "_" * iskeyword(name))
 
     def for_typer(self) -> inspect.Parameter:
         """What typer reads: a type annotated with an option or argument, and a default."""
@@ -253,7 +253,7 @@ def _made(kind: type[Any] | Flags, parameters: list[_Parameter], values: dict[st
 def _flag(name: str, settings: Any) -> str:
     if settings.get("argument"):
         return str(settings.get("metavar", name.upper())).strip("[]")
-    return str(settings["names"][0]) if settings.get("names") else "--" + name.replace("_", "-")
+    return str(settings["names"][0]) if settings.get("names") else "--" + name.rstrip("_").replace("_", "-")
 
 
 def _keyword(name: str, hint: Any, default: Any) -> inspect.Parameter:

@@ -152,6 +152,10 @@ def _run_lines(planned: Forecast, run: Committed) -> Iterator[_Line]:
     yield (_NOISE, "noise in the model", _times(planned.aggregate_variance_ratio_to_central), fresh)
     final = planned.ratio_to_central_final
     yield ("ratio_to_central_final", "noise in the model", _times(final), "the same for the final model")
+    if planned.ratio_to_central_early is not None and planned.ratio_to_central_averaged is not None:
+        early, mean = planned.ratio_to_central_early, digits(planned.ratio_to_central_averaged)
+        meaning = f"ended a round early, with what is carried still in it; in the mean of the last five models {mean}"
+        yield ("ratio_to_central_early", "noise in the model", _times(early), meaning)
     banded = sum(planned.over_rounds["niss"]) / sum(planned.over_rounds["banded"])
     correlated = "a trusted server with correlated noise (BandMF), mean"
     yield ("ratio_to_banded", "noise in the model", _times(banded), correlated)

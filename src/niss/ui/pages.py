@@ -83,6 +83,7 @@ CONTROLS = {
         "parameters": Control(_ROUND, "Model size", 100, 1e8, 199210),
         "carry": Control(_ROUND, "Carry shares to the next round"),
         "pattern": Control(_ROUND, "How clients come back", only="carry"),
+        "for_": Control(_ROUND, "What noise is carried for", only="carry"),
         "epsilon": Control(_PROMISE, "ε, privacy loss", 0.1, 20.0),
         "delta": _DELTA,
         "collusion": _COLLUSION,
@@ -114,6 +115,8 @@ _CHOICES = {
     "record": "one record of a silo",
     "cyclic": "fixed cohorts take turns",
     "any": "at least so many rounds apart",
+    "publishing": "a good last model",
+    "training": "good models on the way, too",
     "planned": "repair for silos, else tolerate",
     "tolerate": "their noise stays in the sum",
     "repair": "a committee takes it out",
@@ -199,7 +202,7 @@ def answer(question: PlanQuestion) -> dict[str, Any]:
 def command(question: PlanQuestion) -> str:
     """The command line that prints this plan."""
     flags = [
-        f"--{name}" if value is True else f"--{name} {shlex.quote(_text(value))}"
+        f"--{name.rstrip('_')}" if value is True else f"--{name.rstrip('_')} {shlex.quote(_text(value))}"
         for name, value in question.asked().items()
     ]
     return " ".join(["niss plan", *flags, "--json"])
