@@ -270,10 +270,11 @@ def test_an_overspent_file_is_refused_even_with_a_sound_chain(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "change", "match"),
     [
-        (0, {"format": "niss-ledger/1"}, "format is 'niss-ledger/1', not 'niss-ledger/2'"),
-        (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01, "slot": [0.05, 1.3]}}}, "hides records"),
+        (0, {"format": "niss-ledger/1"}, "format is 'niss-ledger/1', not 'niss-ledger/3'"),
+        (1, {"charges": {"a": 0.25}, "each": {"marginal_mu2": 0.01, "slot": [0.05, 1.3]}}, "hides records"),
         (1, {"charges": {"a": {"mu2": "0.25", "marginal_mu2": 0.01}}}, "damaged"),
         (1, {"charges": {"a": {"mu2": 0.25}}}, "damaged"),
+        (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01}}}, "damaged"),
         (1, {"charges": {"a": {"mu2": 0.25, "marginal_mu2": 0.01, "new": 1.0}}}, "damaged"),
         (1, {"mus": {"a": {"mu_joint": 0.5, "mu_marginal": 0.1}}}, "damaged"),
     ],
@@ -316,6 +317,26 @@ def test_a_header_that_promises_nonsense_is_not_written(tmp_path: Path, change: 
         LedgerFile.create(tmp_path / "l.jsonl", LedgerHeader(**{**good, **change}))
     assert caught.value.field == field
     assert not (tmp_path / "l.jsonl").exists()
+
+
+def test_a_million_clients_are_a_number_and_a_budget(tmp_path: Path) -> None:
+    header = LedgerHeader(run="x", delta=1e-5, numbered=1_000_000, each=1.0)
+    with LedgerFile.create(tmp_path / "l.jsonl", header) as ledger:
+        for client in ("-1", "1000000", "007", "x", "\u0663", "9" * 5000):
+            with pytest.raises(PrivacyError, match="is not in"):
+                ledger.charge(0, 0, {client: Charge.of(0.1, 0.1)})
+        charges = {str(1_000 * number): Charge.of(0.5 + 1e-9 * number, 0.1) for number in range(1_000)}
+        ledger.charge(0, 0, charges)
+        with pytest.raises(PrivacyError, match="overspend"):
+            ledger.charge(1, 0, {"999000": Charge.of(0.9, 0.1)})
+    again = LedgerFile.read(ledger.path)
+    assert again.entries[0].charges == charges
+    assert (again.clients[-1], len(again.clients), again.charged[-1]) == ("999999", 1_000_000, "999000")
+    assert (again.budget("5"), again.spent("5"), again.participations("5")) == (1.0, 0.0, 0)
+    assert again.spent("7000") == pytest.approx(0.5)
+    assert ledger.path.stat().st_size < 1_000 + 32 * 1_000
+    with pytest.raises(ConfigError, match="not both"):
+        LedgerHeader(run="x", delta=1e-5, numbered=3, budgets={"a": 1.0})
 
 
 def test_a_ledger_is_not_created_twice_nor_opened_where_there_is_none(tmp_path: Path) -> None:
@@ -493,9 +514,9 @@ def test_a_file_with_a_round_that_no_slot_covers_is_refused_even_with_a_sound_ch
     ):
         entry = json.loads(lines[1])
         del entry["hash"]
-        entry["charges"]["a"].pop("slot")
+        entry["each"].pop("slot")
         if slot is not None:
-            entry["charges"]["a"]["slot"] = slot
+            entry["each"]["slot"] = slot
         ledger.path.write_bytes(lines[0] + b"\n" + seal(entry)[0] + b"\n")
         with pytest.raises(PrivacyError, match=f"line 2.*{match}"):
             LedgerFile.read(ledger.path)

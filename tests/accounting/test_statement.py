@@ -210,7 +210,7 @@ def test_every_statement_is_strict_json(settings: dict[str, Any]) -> None:
     read = json.loads(text)
     assert read["words"] == statement.words
     assert read["caveats"][-1] == "a note"
-    assert len(read["clients"]) == CLIENTS
+    assert read["clients"] == CLIENTS
     assert read["epsilon_joint"] == statement.epsilon_joint
 
 

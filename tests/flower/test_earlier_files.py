@@ -53,12 +53,12 @@ NODE = {
     "a ledger of an earlier format": (
         _ledger,
         lambda record: record.update(format="niss-ledger/1") if "format" in record else None,
-        "format is 'niss-ledger/1', not 'niss-ledger/2'",
+        "format is 'niss-ledger/1', not 'niss-ledger/3'",
     ),
     "charges that name no notes": (_ledger, _without("notes"), "did not write"),
     "charges that do not say what their grid costs": (
         _ledger,
-        lambda record: record["charges"]["self"].pop("grid_delta") if "charges" in record else None,
+        lambda record: record["each"].pop("grid_delta") if "charges" in record else None,
         "did not write",
     ),
 }

@@ -41,7 +41,7 @@ IntArray = NDArray[np.int64]
 Amount = float | Slots
 """What is spent or may be: mu of Gaussian rounds together, or slots of rounds with secret batches."""
 
-FORMAT = "niss-ledger/2"
+FORMAT = "niss-ledger/3"
 FIRST_BUDGET = "the budget that the ledger was begun with"
 
 
@@ -126,6 +126,7 @@ class LedgerHeader:
     delta           of every claim
     budgets         B_k of each client, as mu or in the record unit as (q, z, how many) of each slot (None: nothing
                     promised); None as a whole: any client may be charged, and nothing is promised to anyone
+    numbered, each  in place of that: clients "0" to `numbered - 1`, all with the budget `each`
     unit, relation  what is hidden, as in `Plan`
     dataset         the name of the data it is about, where a client has several
     delta_failure   the part of delta that pays for bounds that may fail, such as that on colluding neighbours;
@@ -139,26 +140,50 @@ class LedgerHeader:
     dataset: str = ""
     relation: str = "zero-out"
     delta_failure: NotNegative = 0.0
+    numbered: Count | None = None
+    each: Positive | tuple[tuple[float, float, Count], ...] | None = None
 
     def __post_init__(self) -> None:
         require_real(self.delta_failure, field="delta_failure", below=self.delta)
-        for client, budget in (self.budgets or {}).items():
-            if budget is not None and isinstance(budget, tuple) != (self.unit == "record"):
+        if self.budgets is not None and self.numbered is not None:
+            raise ConfigError("clients have names or numbers, not both", field="numbered")
+        for budget in {*(self.budgets or {}).values(), self.each} - {None}:
+            if isinstance(budget, tuple) != (self.unit == "record"):
                 raise ConfigError(
-                    f"of client {client}: slots go with the unit 'record', mu with the others",
-                    field="budgets",
+                    f"{budget}: slots go with the unit 'record', mu with the others", field="budgets"
                 )
-            self.budget(client)
+            if isinstance(budget, tuple):
+                Slots.of(*budget)
 
     def budget(self, client: str) -> Amount | None:
         """What this client may spend, which is the claim; None where nothing was promised."""
-        budget = None if self.budgets is None else self.budgets[client]
+        budget = self.each if self.budgets is None else self.budgets[client]
         return Slots.of(*budget) if isinstance(budget, tuple) else budget
 
+    @property
+    def promised(self) -> list[Amount]:
+        """The budgets that differ, of all clients to whom anything was promised."""
+        budgets = {*(self.budgets or {}).values(), self.each} - {None}
+        return [Slots.of(*budget) if isinstance(budget, tuple) else budget for budget in budgets if budget]
+
+    def names(self, client: str) -> bool:
+        """Whether this client has a budget here, even one of None."""
+        if self.numbered is None:
+            return client in (self.budgets or ())
+        number = int(client) if client.isascii() and client.isdecimal() and len(client) < 20 else -1
+        return 0 <= number < self.numbered and str(number) == client
+
+    def allows(self, client: str) -> bool:
+        """Whether this client may be charged: one that is named, or any where none is."""
+        return self.names(client) or (self.budgets is None and self.numbered is None)
+
     def body(self) -> dict[str, Any]:
-        """The record, without its hash; the dataset is left out where none is named."""
+        """The record, without its hash; what is not said of dataset and numbered clients is left out."""
         body = {"format": FORMAT, **vars(self), "budgets": self.budgets and dict(self.budgets)}
-        return {name: value for name, value in body.items() if name != "dataset" or value}
+        left_out = {"" if self.dataset else "dataset"} | (
+            {"numbered", "each"} if self.numbered is None else {"budgets"}
+        )
+        return {name: value for name, value in body.items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -178,8 +203,24 @@ class LedgerEntry:
     hash: str = ""
 
     def body(self, previous: str) -> dict[str, Any]:
-        """The record, without its hash, after the record with the hash `previous`."""
-        return {**self.to_json(), "previous": previous}
+        """The record, without its hash, after the record with the hash `previous`.
+
+        What is the same for all clients stands once, in `each`; a charge of which only mu^2 is left is that number.
+        """
+        plain = self.to_json()
+        charges: dict[str, dict[str, Any]] = plain["charges"]
+        first = next(iter(charges.values()), {})
+        each = {
+            name: value
+            for name, value in first.items()
+            if name != "mu2" and all(one.get(name, ...) == value for one in charges.values())
+        }
+        own = {
+            client: {name: value for name, value in charge.items() if name not in each}
+            for client, charge in charges.items()
+        }
+        short = {client: one["mu2"] if one.keys() == {"mu2"} else one for client, one in own.items()}
+        return {**plain, "charges": short, "each": each, "previous": previous}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; null stands for an infinite mu, and what a charge does not have is left out."""

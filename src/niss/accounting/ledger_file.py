@@ -63,8 +63,9 @@ class LedgerFile:
         self._entries: list[LedgerEntry] = []
         self._charged: set[tuple[int, int]] = set()
         self._torn: bytes = b""
-        # Of each client: mu^2 in the joint and in the marginal view, how many uploads were charged, and their slots.
-        self._spent = dict.fromkeys(header.budgets or (), _NOTHING)
+        self._epsilons: dict[Amount | None, float | None] = {}
+        # Of each that was charged: mu^2 in the joint and in the marginal view, how many uploads were, and their slots.
+        self._spent: dict[str, tuple[Any, Any, int, Slots]] = {}
 
     @classmethod
     def create(cls, path: str | Path, header: LedgerHeader) -> LedgerFile:
@@ -127,6 +128,13 @@ class LedgerFile:
     @property
     def clients(self) -> tuple[str, ...]:
         """All clients named in the header or charged."""
+        if self.header.numbered is not None:
+            return tuple(map(str, range(self.header.numbered)))
+        return tuple(sorted({*(self.header.budgets or ()), *self._spent}, key=client_order))
+
+    @property
+    def charged(self) -> tuple[str, ...]:
+        """Those that were charged: of a million clients, maybe some thousands."""
         return tuple(sorted(self._spent, key=client_order))
 
     @property
@@ -147,24 +155,26 @@ class LedgerFile:
     def spent(self, client: str) -> Amount:
         """What all charges so far come to: mu, `sqrt(sum of mu^2)`, infinite after one without noise; or slots."""
         self._require_known(client)
-        spent = self._spent[client]
+        spent = self._spent.get(client, _NOTHING)
         return spent[3] if self.header.unit == "record" else math.sqrt(spent[0])
 
     def spent_alone(self, client: str) -> float:
         """mu of all uploads so far, each looked at alone: the marginal view."""
         self._require_known(client)
-        return math.sqrt(self._spent[client][1])
+        return math.sqrt(self._spent.get(client, _NOTHING)[1])
 
     def participations(self, client: str) -> int:
         """How many uploads were charged to a client."""
         self._require_known(client)
-        return self._spent[client][2]
+        return self._spent.get(client, _NOTHING)[2]
 
     def epsilon(self, amount: Amount | None) -> float | None:
         """What was spent or promised here as epsilon at its delta; None stands for none, or for no finite one."""
-        left = self.header.delta - self.header.delta_failure
-        epsilon = math.inf if amount is None else epsilon_of(amount, left)
-        return epsilon if math.isfinite(epsilon) else None
+        if amount not in self._epsilons:
+            left = self.header.delta - self.header.delta_failure
+            epsilon = math.inf if amount is None else epsilon_of(amount, left)
+            self._epsilons[amount] = epsilon if math.isfinite(epsilon) else None
+        return self._epsilons[amount]
 
     def charge(
         self,
@@ -349,7 +359,7 @@ class LedgerFile:
     def _require_known(self, client: str, *, new: bool = False) -> None:
         if not isinstance(client, str):
             raise PrivacyError(f"client {client!r}: clients are named by strings, for example '7'")
-        if client not in self._spent and not (new and self.header.budgets is None):
+        if not (client in self._spent or self.header.names(client) or (new and self.header.allows(client))):
             raise PrivacyError(
                 f"client {client!r} is not in {self.path}", hint="see `clients` for those that are"
             )
@@ -445,8 +455,16 @@ def _read_entry(line: bytes, where: str, previous: str) -> LedgerEntry:
             where, "it does not follow the line before; lines are missing, added or in another order"
         )
     try:
+        each = record.pop("each")
         charges = {
-            client: Charge(**{name: _read_value(name, value) for name, value in charge.items()})
+            client: Charge(
+                **{
+                    name: _read_value(name, value)
+                    for name, value in (
+                        each | (charge if isinstance(charge, dict) else {"mu2": charge})
+                    ).items()
+                }
+            )
             for client, charge in record.pop("charges").items()
         }
         entry = LedgerEntry(charges=charges, **record)

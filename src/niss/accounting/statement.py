@@ -7,12 +7,12 @@ A statement says which view and which adversary it holds against, and says so pl
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from niss.accounting.ledger import Ledger, epsilon_of
 from niss.accounting.outsider import OutsiderClaim
@@ -25,6 +25,8 @@ from niss.mechanism.shares import per_client
 from niss.methods import marginal_mu, mu_of, server_adversary
 from niss.methods.niss import Niss
 from niss.views import effective_variance
+
+FloatArray = NDArray[np.float64]
 
 _UNITS = {
     "client": "one client's whole data",
@@ -65,11 +67,77 @@ class ClientStatement:
     mu_marginal: float | None
     epsilon_marginal: float | None
 
+
+class ClientStatements(Sequence[ClientStatement]):
+    """Those of all clients, in columns named as the fields of a `ClientStatement`: there may be a million of them.
+
+    In a column nan stands for None.
+    """
+
+    def __init__(self, **columns: NDArray[Any]) -> None:
+        self.columns = columns
+
     @classmethod
-    def of(cls, client: int, count: int, mus: Iterable[float], deltas: tuple[float | None, float]) -> Self:
-        """From the mu of both views; without a delta there is no epsilon in the joint view."""
-        joint, marginal = (float(mu) if math.isfinite(mu) else None for mu in mus)
-        return cls(client, count, joint, _epsilon(joint, deltas[0]), marginal, _epsilon(marginal, deltas[1]))
+    def of(
+        cls, clients: ArrayLike, counts: ArrayLike, mus: ArrayLike, deltas: tuple[float | None, float]
+    ) -> Self:
+        """From the mu of both views, a row each; without a delta there is no epsilon in the joint view."""
+        joint, marginal = np.where(np.isfinite(mus), mus, np.nan)
+        return cls(
+            client=np.asarray(clients),
+            participations=np.broadcast_to(counts, joint.shape),
+            mu_joint=joint,
+            epsilon_joint=_epsilons(joint, deltas[0]),
+            mu_marginal=marginal,
+            epsilon_marginal=_epsilons(marginal, deltas[1]),
+        )
+
+    def changed(self, **columns: ArrayLike) -> Self:
+        """With these columns, or the same for all clients, in place of their own."""
+        new = {name: np.broadcast_to(np.asarray(values), len(self)) for name, values in columns.items()}
+        return type(self)(**(self.columns | new))
+
+    @property
+    def taken(self) -> Self:
+        """Those of clients who took part."""
+        took_part = self.columns["participations"] > 0
+        return type(self)(**{name: column[took_part] for name, column in self.columns.items()})
+
+    def worst(self, name: str) -> float | None:
+        """The largest of a column; None where a client has none, or where there is no client."""
+        column = self.columns[name]
+        return float(column.max()) if column.size and not np.isnan(column).any() else None
+
+    def to_json(self) -> dict[str, list[Any]]:
+        """The columns as lists, null where there is no number."""
+        return {
+            name: [None if value != value else value for value in column.tolist()]
+            for name, column in self.columns.items()
+        }
+
+    def __len__(self) -> int:
+        return len(self.columns["client"])
+
+    @overload
+    def __getitem__(self, place: int) -> ClientStatement: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Self: ...
+
+    def __getitem__(self, place: int | slice) -> ClientStatement | Self:
+        if isinstance(place, slice):
+            return type(self)(**{name: column[place] for name, column in self.columns.items()})
+        row: dict[str, Any] = {name: column[place].item() for name, column in self.columns.items()}
+        row = {name: None if value != value else value for name, value in row.items()}
+        return ClientStatement(**row)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClientStatements) and all(
+            np.array_equal(column, other.columns[name], equal_nan=True)
+            for name, column in self.columns.items()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -82,6 +150,7 @@ class Statement:
     budget_epsilon    what was promised in advance, and is never exceeded; None: nothing was
     heuristic         whether the noise follows a rule that proves nothing
     colluders         how many participants of a round are assumed to tell the server all they know
+    clients           the numbers of each, a `ClientStatement`
     words, paper      the guarantee, and the paper's own numbers for it, as sentences
     not_protected     what differential privacy does not hide
     caveats           what a reader has to know besides
@@ -101,13 +170,17 @@ class Statement:
     paper: str
     not_protected: tuple[str, ...]
     caveats: tuple[str, ...]
-    clients: tuple[ClientStatement, ...]
+    clients: ClientStatements = field(repr=False)
     epsilon_outsider: float | None = None
     outsider: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, ready for `json.dumps`."""
-        return asdict(self)
+        """A plain dictionary, ready for `json.dumps`; of the clients how many there are, and the largest joint mu.
+
+        What each of them has spent is in the ledger of the run, which `niss account` reads.
+        """
+        clients = {"clients": len(self.clients), "mu_joint": self.clients.taken.worst("mu_joint")}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | clients
 
 
 def make_statement(
@@ -137,28 +210,24 @@ def make_statement(
     if plan.private:
         spent = np.sqrt([ledger.joint_squared, ledger.marginal_squared])
     deltas = None if plan.heuristic or delta >= 1.0 else gaussian, plan.delta
-    clients = tuple(
-        ClientStatement.of(number, int(count), spent[:, number], deltas)
-        for number, count in enumerate(ledger.participations)
-    )
+    clients = ClientStatements.of(np.arange(ledger.participations.size), ledger.participations, spent, deltas)
     if plan.unit == "record" and plan.private:
-        clients = tuple(_of_records(client, ledger, deltas[0]) for client in clients)
+        clients = _of_records(clients, ledger, deltas[0])
         worst = max(ledger.slots.values(), key=lambda slots: slots.size, default=Slots())
         known = if_batches_were_known(worst, gaussian)
         notes = (of_people(worst, gaussian), *notes) if known else notes
     if (whole := plan.kind.epsilon_of_run(plan, noise_multipliers)) is not None and noise_multipliers:
-        told = _worst([client.epsilon_joint for client in clients if client.participations])
+        told = clients.taken.worst("epsilon_joint")
         if told is not None:
             left = (
                 f"Against someone who sees the released models and knows who took part, the same noise gives epsilon = "
                 f"{rounded_up(told)} at delta = {plan.delta:g}; that is what the ledger holds."
             )
             notes = (left, *notes)
-        unknown = whole if math.isfinite(whole) else None
-        clients = tuple(replace(client, mu_joint=None, epsilon_joint=unknown) for client in clients)
-    taken = [client for client in clients if client.participations]
-    joint = _worst([client.epsilon_joint for client in taken])
-    marginal = _worst([client.epsilon_marginal for client in taken])
+        clients = clients.changed(
+            mu_joint=math.nan, epsilon_joint=whole if math.isfinite(whole) else math.nan
+        )
+    joint, marginal = clients.taken.worst("epsilon_joint"), clients.taken.worst("epsilon_marginal")
     budget = None
     if isinstance(ledger.budget, Slots):
         budget = ledger.budget.epsilon(plan.gaussian_delta)
@@ -200,12 +269,14 @@ def make_statement(
     )
 
 
-def _of_records(client: ClientStatement, ledger: Ledger, delta: float | None) -> ClientStatement:
-    """A silo's records, from the slots that its rounds took; one upload alone is not looked at."""
-    epsilon = None if delta is None else epsilon_of(ledger.spent(client.client), delta)
-    if epsilon is not None and not math.isfinite(epsilon):
-        epsilon = None
-    return replace(client, mu_joint=None, epsilon_joint=epsilon, mu_marginal=None, epsilon_marginal=None)
+def _of_records(clients: ClientStatements, ledger: Ledger, delta: float | None) -> ClientStatements:
+    """Of each silo's records, from the slots that its rounds took; one upload alone is not looked at."""
+    spent = [ledger.spent(client) for client in range(len(clients))]
+    epsilons = {one: math.nan if delta is None else epsilon_of(one, delta) for one in set(spent)}
+    joint = np.array([epsilons[one] for one in spent])
+    joint[~np.isfinite(joint)] = np.nan
+    unknown = dict.fromkeys(("mu_joint", "mu_marginal", "epsilon_marginal"), math.nan)
+    return clients.changed(epsilon_joint=joint, **unknown)
 
 
 def if_batches_were_known(taken: Slots, delta: float) -> str:
@@ -279,12 +350,8 @@ def assess(
         received=graph.in_weight,
         residual_variance=residual,
     )[honest]
-    clients = tuple(
-        ClientStatement.of(int(client), participations, (joint[seat], marginal[seat]), (delta, delta))
-        for seat, client in enumerate(honest)
-    )
-    worst = _worst([client.epsilon_joint for client in clients])
-    worst_marginal = _worst([client.epsilon_marginal for client in clients])
+    clients = ClientStatements.of(honest, participations, [joint, marginal], (delta, delta))
+    worst, worst_marginal = clients.worst("epsilon_joint"), clients.worst("epsilon_marginal")
     share = len(set(colluders)) / graph.size
     adversary = server_adversary(share, revealed=len(set(revealed)))
     words = f"No guarantee against {adversary}: the noises of some honest clients cancel exactly in its sum."
@@ -331,16 +398,13 @@ def stated_relation(plan: Plan) -> str:
     return "replace-one" if plan.unit == "nbafl" else plan.relation
 
 
-def _epsilon(mu: float | None, delta: float | None) -> float | None:
-    if mu is None or delta is None:
-        return None
-    return gdp_epsilon(mu, delta) if mu > 0.0 else 0.0
-
-
-def _worst(epsilons: list[float | None]) -> float | None:
-    """The largest, and None where one client has no guarantee, or where there is no client."""
-    known = [epsilon for epsilon in epsilons if epsilon is not None]
-    return max(known) if known and len(known) == len(epsilons) else None
+def _epsilons(mus: FloatArray, delta: float | None) -> FloatArray:
+    """The epsilon of each mu; nan where there is no mu, and everywhere without a delta."""
+    if delta is None:
+        return np.full(mus.size, np.nan)
+    different, places = np.unique(mus, return_inverse=True)
+    found = [mu if np.isnan(mu) else gdp_epsilon(mu, delta) if mu > 0.0 else 0.0 for mu in different.tolist()]
+    return np.array(found, dtype=np.float64)[places]
 
 
 # Every number that a user reads is rounded up: a claim may be too weak, never too strong.

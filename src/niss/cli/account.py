@@ -127,7 +127,7 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
                 printed_claim(row.epsilon_spent),
                 format_claim(row.epsilon_claim),
             )
-            for row in client_rows(ledger)[:_MOST_ROWS]
+            for row in client_rows(ledger, _MOST_ROWS)
         ]
         print_table(("Client", "Charges", spent, "epsilon spent", "epsilon claim"), rows)
     else:
@@ -150,16 +150,16 @@ def _notes(ledger: LedgerFile, client: str | None) -> list[str]:
     from niss.report.ledger import client_rows, format_claim, is_heuristic
 
     notes = []
-    rows = client_rows(ledger)
-    if client is None and len(rows) > _MOST_ROWS:
-        notes.append(f"and {len(rows) - _MOST_ROWS} more clients, none of them worse off")
+    rows = client_rows(ledger, 1)
+    if client is None and (more := len(ledger.clients) - _MOST_ROWS) > 0:
+        notes.append(f"and {more} more clients, none of them worse off")
     if client is not None:
-        claim = next(row.epsilon_claim for row in rows if row.client == client)
+        claim = None if is_heuristic(ledger) else ledger.epsilon(ledger.budget(client))
         words = "none" if claim is None else f"epsilon {format_claim(claim)}"
         notes.append(f"client {client}: claim {words}")
     if is_heuristic(ledger):
         notes.append("The noise follows a heuristic that proves nothing: mu is a label here, not a promise.")
-    elif any(row.epsilon_claim is not None for row in rows):
+    elif any(ledger.epsilon(budget) is not None for budget in ledger.header.promised):
         notes.append("The claim was fixed in advance and is promised; spent is only where the total stands.")
     else:
         notes.append("Nothing was promised in advance: spent tells what happened, not what was claimed.")

@@ -11,10 +11,11 @@ Charges may rest on a heuristic. Their mu is then a label that proves nothing, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,10 +83,10 @@ def is_heuristic(ledger: LedgerFile) -> bool:
     return any(entry.basis.get("heuristic") is True for entry in ledger.entries)
 
 
-def client_rows(ledger: LedgerFile) -> list[ClientRow]:
+def client_rows(ledger: LedgerFile, most: int | None = None) -> list[ClientRow]:
     """One row per client, the worst-off first: by what it spent, then by how often it took part, then by name.
 
-    All epsilons are None where the ledger rests on a heuristic.
+    All epsilons are None where the ledger rests on a heuristic. `most`: so many rows are enough.
     """
     heuristic = is_heuristic(ledger)
 
@@ -93,20 +94,22 @@ def client_rows(ledger: LedgerFile) -> list[ClientRow]:
     def epsilon(amount: Amount | None) -> float | None:
         return None if amount is None or heuristic else ledger.epsilon(amount)
 
-    rows = [
-        ClientRow(
+    def row_of(client: str) -> ClientRow:
+        return ClientRow(
             client,
             ledger.participations(client),
             ledger.spent(client),
             epsilon(ledger.spent(client)),
             epsilon(ledger.budget(client)),
         )
-        for client in ledger.clients
-    ]
+
+    charged = list(map(row_of, ledger.charged))
     # Totals that differ by rounding alone count as equal.
-    return sorted(
-        rows, key=lambda row: (-round(_size(row.spent), 9), -row.participations, client_order(row.client))
-    )
+    charged.sort(key=lambda row: (-round(_size(row.spent), 9), -row.participations, client_order(row.client)))
+    # Who was never charged is not worse off than anybody.
+    known = set(ledger.charged)
+    others = (row_of(client) for client in ledger.clients if client not in known)
+    return [*charged, *others] if most is None else list(islice(chain(charged, others), most))
 
 
 def _size(amount: Amount) -> float:
@@ -161,20 +164,22 @@ def read_spending(report: ReportInput, notes: list[str]) -> list[Spending]:
 
 def spending_of(label: str, ledger: LedgerFile) -> Spending | None:
     """What the clients of a ledger have spent; None where nothing was charged, or the charges prove nothing."""
-    rounds, spent = _spent(ledger)
+    clients = ledger.clients
+    drawn = clients if len(clients) <= MOST_LINES else ledger.charged
+    rounds, spent = _spent(ledger, drawn)
     if is_heuristic(ledger) or not rounds or not np.all(np.isfinite(spent)):
         return None
     places = evenly_spaced(range(len(rounds) + 1), MOST_ROUNDS)
     spent, epsilon = spent[:, places], _epsilons(ledger)
-    budgets = [budget for budget in map(ledger.budget, ledger.clients) if budget is not None]
+    budgets, never = ledger.header.promised, len(clients) - len(drawn)
     return Spending(
         label=label,
         delta=ledger.header.delta,
         rounds=tuple([0, *rounds][place] for place in places),
-        least=epsilon(spent.min(axis=0)),
-        median=epsilon(np.median(spent, axis=0)),
+        least=epsilon(np.zeros(len(places)) if never else spent.min(axis=0)),
+        median=epsilon(np.array([np.median(np.pad(one, (never, 0))) for one in spent.T])),
         most=epsilon(spent.max(axis=0)),
-        lines=tuple(map(epsilon, spent)) if len(spent) <= MOST_LINES else (),
+        lines=tuple(map(epsilon, spent)) if len(clients) <= MOST_LINES else (),
         budget=ledger.epsilon(max(budgets, key=_size)) if budgets else None,
     )
 
@@ -189,7 +194,7 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
         ledger = read_ledger(method)
     if ledger is None or not ledger.entries or is_heuristic(ledger):
         return {}
-    rounds, spent = _spent(ledger)
+    rounds, spent = _spent(ledger, ledger.charged)
     most = spent.max(axis=0)[1:]
     epsilons = _epsilons(ledger)(most[np.isfinite(most)])
     # Infinite totals come last: what is spent never shrinks.
@@ -198,9 +203,12 @@ def worst_spent(method: MethodResult) -> dict[int, float]:
     }
 
 
-def _spent(ledger: LedgerFile) -> tuple[list[int], FloatArray]:
-    """The rounds, and each client's total (`_totals`) before the first and after each of them."""
-    clients = {client: place for place, client in enumerate(ledger.clients)}
+def _spent(ledger: LedgerFile, drawn: Sequence[str]) -> tuple[list[int], FloatArray]:
+    """The rounds, and the total (`_totals`) of these clients before the first and after each of them.
+
+    They include all that were charged.
+    """
+    clients = {client: place for place, client in enumerate(drawn)}
     rounds = sorted({entry.round for entry in ledger.entries})
     columns = {number: place for place, number in enumerate(rounds, start=1)}
     squares = np.zeros((len(clients), len(rounds) + 1))
@@ -227,7 +235,7 @@ def _epsilons(ledger: LedgerFile, digits: int = 9) -> Callable[[FloatArray], Flo
     So many slots are counted as if all were the worst, which they are where all are alike, and beyond some dozens
     rounded up to the next of as many steps.
     """
-    taken = [slots for slots in map(ledger.spent, ledger.clients) if isinstance(slots, Slots)]
+    taken = [slots for slots in map(ledger.spent, ledger.charged) if isinstance(slots, Slots)]
     kinds = [(q, z) for slots in taken for q, z, _ in slots.rounds]
     most = max((slots.size for slots in taken), default=0)
     steps = np.unique(np.ceil(np.linspace(0, most, _STEPS + 1)).astype(np.int64))

@@ -6,7 +6,6 @@ chain is verified here). The page and `niss run` print the same sentences.
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,19 +128,9 @@ def _odds(method: MethodResult, statement: JsonObject) -> tuple[str, str] | tupl
     delta = find_number([statement], "delta")
     if method.epsilon_joint is None or delta is None:
         return None, None
-    claim = (method.epsilon_joint, delta, _worst_mu(statement))
+    claim = (method.epsilon_joint, delta, find_number([statement], "mu_joint"))
     unit, relation = (str(statement.get(name) or usual) for name, usual in _HIDDEN.items())
     return odds_in_words(*claim, unit=unit, relation=relation), best_guess_percent(*claim)
-
-
-def _worst_mu(statement: JsonObject) -> float | None:
-    """The largest mu of the joint view among those who took part; None where one of them has none."""
-    clients = statement.get("clients")
-    if not isinstance(clients, list):
-        return None
-    mus = [one.get("mu_joint") for one in clients if isinstance(one, dict) and one.get("participations")]
-    known = [float(mu) for mu in mus if isinstance(mu, int | float) and math.isfinite(mu)]
-    return max(known) if known and len(known) == len(mus) else None
 
 
 def _trust(method: MethodResult) -> str | None:
@@ -158,7 +147,7 @@ def _trust(method: MethodResult) -> str | None:
 def _budget(method: MethodResult, statement: JsonObject) -> str | None:
     budget = find_number([statement], "budget_epsilon")
     # Where the claim is no sum of charges, budget and claim are about different observers.
-    summed = statement.get("unit") == "record" or _worst_mu(statement) is not None
+    summed = statement.get("unit") == "record" or find_number([statement], "mu_joint") is not None
     if budget is None or method.epsilon_joint is None or not summed:
         return None
     return (
@@ -175,7 +164,7 @@ def _verified_ledger(method: MethodResult) -> str | None:
         return f"The ledger does not verify: {error.message}"
     if ledger is None:
         return None
-    within = ", no client more than its budget," if any(map(ledger.budget, ledger.clients)) else ""
+    within = ", no client more than its budget," if ledger.header.promised else ""
     return (
         f"{len(ledger.entries)} rounds were charged in {LEDGER}{within} and the hash chain over them is unbroken "
         f"(it ends in {ledger.head[:12]})."

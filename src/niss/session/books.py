@@ -357,9 +357,11 @@ class Books:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Statement, rounds, members and those who were left out, as `report.json` holds them."""
+        """Statement, what each client spent, rounds, members and who was left out, as `report.json` holds them."""
+        statement = self.statement
         return {
-            "statement": self.statement.to_json(),
+            "statement": statement.to_json(),
+            "clients": statement.clients.to_json(),
             "rounds": [one.to_json() for one in self.rounds],
             "left_out": {str(node): why for node, why in self._members.left_out.items()},
             "members": {str(node): one.identity.hex() for node, one in self._members.by_node.items()},

@@ -183,13 +183,17 @@ class MethodRun:
         plan, config, budget = self.federation.plan, self.config, self.ledger.budget
         delta = stated_delta(plan, config.most_participations(config.sampling_of(self.method)), config.rounds)
         grid = 0.0 if self.federation.exchange.real else plan.grid_delta
-        if budget is None or isinstance(budget, Slots):
-            budgets: list[Any] = [budget and budget.rounds] * config.clients
-        else:
-            budgets = budget.tolist()
+        # A million clients with one target are a number of clients and a budget.
+        clients: dict[str, Any] = {"numbered": config.clients}
+        if isinstance(budget, Slots):
+            clients["each"] = budget.rounds
+        elif budget is not None and (budget == budget[0]).all():
+            clients["each"] = float(budget[0])
+        elif budget is not None:
+            clients = {"budgets": {str(client): mu for client, mu in enumerate(budget.tolist())}}
         return LedgerHeader(
             run=f"{config.name}/{self.method.title}",
-            budgets={str(client): budget for client, budget in enumerate(budgets)},
+            **clients,
             delta=delta,
             unit=plan.unit,
             relation=stated_relation(plan),
