@@ -34,6 +34,7 @@ from typing import (
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc
 
+from niss.claims import digits
 from niss.errors import ConfigError, all_faults, meant
 
 if TYPE_CHECKING:
@@ -299,4 +300,4 @@ def _in_words(hint: Any) -> str:
 
 
 def _number(value: float) -> str:
-    return "2^63" if value == 2**63 else f"{value:g}"
+    return "2^63" if value == 2**63 else digits(value)

@@ -222,7 +222,7 @@ def test_no_noise_means_no_guarantee_and_next_to_none_is_no_hazard(sampling: str
 def test_the_words_name_the_adversary_and_round_up() -> None:
     found = claim([0.5], "shuffled")
     assert found.epsilon == pytest.approx(1.99309, abs=1e-4)
-    assert found.words.startswith("(2.00, 1e-05)-DP (zero-out) against an outsider who sees only")
+    assert found.words.startswith("(2.00, 1e-5)-DP (zero-out) against an outsider who sees only")
 
 
 def test_many_different_rounds_are_rounded_to_the_safe_side() -> None:

@@ -36,7 +36,7 @@ def test_calibrated_noise_promises_the_target() -> None:
     assert statement.epsilon_joint == pytest.approx(2.99657, rel=1e-5)
     assert statement.budget_epsilon == pytest.approx(3.0, rel=1e-9)
     assert statement.words.startswith(
-        "(3.00, 1e-05)-differential privacy for every client over 4 participations"
+        "(3.00, 1e-5)-differential privacy for every client over 4 participations"
     )
     assert "no client colludes" in statement.words
     assert "one client's whole data" in statement.words

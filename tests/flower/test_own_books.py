@@ -72,15 +72,15 @@ class TestWhichLimitBinds:
                 {"niss-epsilon": 8.0, "niss-delta": 1e-5},
                 {"niss-epsilon": 6.0, "niss-delta": 1e-5},
                 replace(PLAN, epsilon=6.0, participations=2),
-                "what binds is niss-epsilon, epsilon 6 at delta 1e-05",
-                ("Limit: niss-epsilon, epsilon 6 at delta 1e-05; 5.", "What binds is niss-epsilon."),
+                "what binds is niss-epsilon, epsilon 6 at delta 1e-5",
+                ("Limit: niss-epsilon, epsilon 6 at delta 1e-5; 5.", "What binds is niss-epsilon."),
             ),
             (
                 {"niss-epsilon": 8.0, "niss-delta": 1e-5},
                 {"niss-epsilon": 20.0, "niss-delta": 1e-5},
                 PLAN,
-                "what binds is the budget that the ledger was begun with, epsilon 8 at delta 1e-05; a larger one "
-                "(niss-epsilon, epsilon 20 at delta 1e-05) does not raise it",
+                "what binds is the budget that the ledger was begun with, epsilon 8 at delta 1e-5; a larger one "
+                "(niss-epsilon, epsilon 20 at delta 1e-5) does not raise it",
                 (
                     "What binds is the budget that the ledger was begun with.",
                     "a larger niss-epsilon does not raise it",
@@ -90,7 +90,7 @@ class TestWhichLimitBinds:
                 {},
                 {},
                 replace(PLAN, epsilon=10.0),
-                "epsilon 10 at delta 1e-05",
+                "epsilon 10 at delta 1e-5",
                 ("the limit of a node without an niss-epsilon of its own",),
             ),
         ],
@@ -164,10 +164,10 @@ class TestFailuresAreSummed:
         store = a_store(kind, tmp_path)
         spend(store, "first", 9e-7)
         again = a_store(kind, tmp_path, store)
-        with pytest.raises(PrivacyError, match="has room for 1e-06"):
+        with pytest.raises(PrivacyError, match="has room for 1e-6"):
             spend(again, "second", 2e-7)
         spend(again, "second", 1e-7)
-        with pytest.raises(PrivacyError, match="has room for 1e-06"):
+        with pytest.raises(PrivacyError, match="has room for 1e-6"):
             spend(a_store(kind, tmp_path, again), "third", 1e-9)
 
     def test_a_run_is_paid_for_when_it_is_joined_whether_it_shows_a_round_or_not(self, kind, tmp_path):
@@ -208,7 +208,7 @@ class TestFailuresAreSummed:
                 )
                 store.state.ledger = file.head
         store.save()
-        with pytest.raises(PrivacyError, match="has room for 1e-06"):
+        with pytest.raises(PrivacyError, match="has room for 1e-6"):
             joined(a_store(kind, tmp_path, store), "later", 2e-7)
 
     def test_and_count_against_the_delta_that_is_pinned(self, kind, tmp_path):
@@ -349,7 +349,7 @@ def test_niss_account_on_the_folder_of_a_silo(tmp_path):
     shown = CliRunner().invoke(app, ["account", str(tmp_path / "home")])
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
-    assert "unit record of scans, zero-out, delta 1e-05" in text
+    assert "unit record of scans, zero-out, delta 1e-5" in text
     assert "slots taken" in text
     assert "if all became known, epsilon would be" in text
     assert "A person with several records" in text

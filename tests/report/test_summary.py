@@ -275,7 +275,7 @@ def folder(compare: Callable[..., Path]) -> Path:
     same = {
         "epsilon_joint": JOINT,
         "epsilon_marginal": MARGINAL,
-        "guarantee": "(7.98, 1e-05)-differential privacy.",
+        "guarantee": "(7.98, 1e-5)-differential privacy.",
     }
     changes = {"niss-kappa-4": same, "niss-kappa-1": None, "dp-fedavg": None, "niss-as-printed": None}
     return compare({**changes, "central-dp": {**same, "epsilon_marginal": None}}, target_epsilon=8.0)
@@ -337,7 +337,7 @@ def test_the_statement_in_json_says_what_the_table_says() -> None:
     statement = make_statement(plan, ledger, noise_from="clients")
     text = json.dumps(statement.to_json())
     assert statement.epsilon_joint is not None
-    assert f"({rounded_up(statement.epsilon_joint)}, 1e-05)" in text
+    assert f"({rounded_up(statement.epsilon_joint)}, 1e-5)" in text
 
 
 def test_attacks_round_what_was_claimed_up_and_nothing_else() -> None:

@@ -40,7 +40,7 @@ def proposed(plan: Plan = PLAN) -> tuple[Scene, Proposal]:
         ({"niss-holder": "ab" * 32}, "holder of this run is not the one"),
         ({"niss-clip": 0.1}, "clip = 0.5 is proposed, but this node allows at most 0.1"),
         ({"niss-epsilon": 1.0, "niss-delta": 1e-5}, "epsilon = 8 is proposed"),
-        ({"niss-epsilon": 9.0, "niss-delta": 1e-6}, "delta = 1e-05 is proposed"),
+        ({"niss-epsilon": 9.0, "niss-delta": 1e-6}, "delta = 1e-5 is proposed"),
         (
             {"niss-collusion": 0.1},
             "the plan allows for a share of 0 that colludes, but this node assumes 0.1",
@@ -75,7 +75,7 @@ PROMISES_NOTHING = "promises nothing"
     ("plan", "why"),
     [
         (replace(PLAN, epsilon=10.5), "epsilon = 10.5 is proposed"),
-        (replace(PLAN, epsilon=1e6), r"epsilon = 1e\+06 is proposed"),
+        (replace(PLAN, epsilon=1e6), r"epsilon = 1e6 is proposed"),
         (replace(PLAN, delta=0.5), "delta = 0.5 is proposed"),
         (replace(PLAN, tau2=0.0), PROMISES_NOTHING),
         (replace(PLAN, tau2=1e-3), PROMISES_NOTHING),

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.checks import BOOKS, LIMITS, require_real
+from niss.claims import digits
 from niss.errors import ConfigError, PrivacyError
 from niss.files import to_json
 from niss.mechanism import Slots, gdp_epsilon, gdp_mu
@@ -393,7 +394,7 @@ class Limit:
     @property
     def words(self) -> str:
         """The limit as a node's log and `niss account` show it."""
-        return f"{self.source}, epsilon {self.epsilon:.4g} at delta {self.delta:g}"
+        return f"{self.source}, epsilon {self.epsilon:.4g} at delta {digits(self.delta)}"
 
 
 def binding(limits: list[Limit]) -> Limit | None:
@@ -409,7 +410,7 @@ def require_within(limits: list[Limit], amount: Amount) -> None:
     raised = [other for other in limits if other.epsilon > limit.epsilon and limit.source == FIRST_BUDGET]
     why = f"; a larger one ({raised[0].words}) does not raise it" if raised else ""
     total = limit.spent(amount)
-    cost = f"cost epsilon {total:.4g} at delta {limit.delta:g}"
+    cost = f"cost epsilon {total:.4g} at delta {digits(limit.delta)}"
     if not math.isfinite(total):
         cost = "take up the whole delta with bounds that may fail"
     raise PrivacyError(

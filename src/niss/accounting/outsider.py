@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from niss.checks import require_one_of, require_real, require_whole
-from niss.claims import rounded_up
+from niss.claims import digits, rounded_up
 from niss.errors import ConfigError
 from niss.mechanism import Slots, gdp_epsilon
 from niss.mechanism.slots import WIDEST_LOSS
@@ -115,7 +115,7 @@ def outsider_epsilon(
     def claim(epsilon: float, accountant: str, words: str) -> OutsiderClaim:
         known = epsilon if math.isfinite(epsilon) else None
         hidden = relation if unit == "client" else f"one {unit}, {relation}"
-        promise = "No guarantee" if known is None else f"({rounded_up(known)}, {delta:g})-DP"
+        promise = "No guarantee" if known is None else f"({rounded_up(known)}, {digits(delta)})-DP"
         words = f"{promise} ({hidden}) against an outsider who sees only the released models: {words}. "
         secret = "the participants" if batch is None else "a batch"
         words += f"Whoever knows {secret} is no outsider."

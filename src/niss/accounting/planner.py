@@ -38,6 +38,7 @@ from niss.accounting.calibration import (
 )
 from niss.accounting.committed import Committed, banded_noise, best_noise, independent_noise
 from niss.accounting.plans import Plan
+from niss.claims import digits
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import Slots, gdp_epsilon, gdp_mu
 from niss.methods import client_sensitivity, enough_neighbours, marginal_mu, too_sparse
@@ -280,7 +281,7 @@ def _notes(
     if plan.failure:
         drawn = 0 < plan.assumed(participants).committee < participants
         where = "neighbours or members of a committee" if drawn else "neighbours"
-        yield f"{plan.failing_delta:.2g} of delta pays for graphs on which more {where} collude than assumed."
+        yield f"{digits(plan.failing_delta, 2)} of delta pays for graphs on which more {where} collude than assumed."
 
 
 def _asked(question: PlanQuestion) -> Plan:

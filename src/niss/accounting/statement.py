@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from niss.accounting.ledger import Ledger, epsilon_of
 from niss.accounting.outsider import OutsiderClaim
 from niss.accounting.plans import Plan
-from niss.claims import rounded_up
+from niss.claims import digits, rounded_up
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import Slots, gdp_epsilon
@@ -221,7 +221,7 @@ def make_statement(
         if told is not None:
             left = (
                 f"Against someone who sees the released models and knows who took part, the same noise gives epsilon = "
-                f"{rounded_up(told)} at delta = {plan.delta:g}; that is what the ledger holds."
+                f"{rounded_up(told)} at delta = {digits(plan.delta)}; that is what the ledger holds."
             )
             notes = (left, *notes)
         clients = clients.changed(
@@ -240,8 +240,8 @@ def make_statement(
         claimed, stated = (outsider.unit, outsider.relation), (plan.unit, stated_relation(plan))
         if claimed != stated or outsider.delta > plan.delta:
             raise ConfigError(
-                f"is about {', '.join(claimed)} at delta {outsider.delta:g}, the statement about "
-                f"{', '.join(stated)} at {plan.delta:g}",
+                f"is about {', '.join(claimed)} at delta {digits(outsider.delta)}, the statement about "
+                f"{', '.join(stated)} at {digits(plan.delta)}",
                 field="outsider",
                 hint="compute it for the unit, relation and delta of the plan",
             )
@@ -357,7 +357,7 @@ def assess(
     words = f"No guarantee against {adversary}: the noises of some honest clients cancel exactly in its sum."
     if worst is not None:
         words = (
-            f"({rounded_up(worst)}, {delta:g})-differential privacy for every honest client "
+            f"({rounded_up(worst)}, {digits(delta)})-differential privacy for every honest client "
             f"over {participations} round{'s' if participations != 1 else ''}, hiding one {unit} ({relation}), "
             f"against {adversary}."
         )
@@ -441,7 +441,7 @@ def _words(
         return f"No guarantee in the joint view. {plan.kind.why_no_guarantee(plan)} {alone}".rstrip()
     whom = "record" if plan.unit == "record" else "client"
     return (
-        f"({rounded_up(joint)}, {delta:g})-differential privacy for every {whom} {over}, hiding {hidden}, "
+        f"({rounded_up(joint)}, {digits(delta)})-differential privacy for every {whom} {over}, hiding {hidden}, "
         f"against {adversary}. {alone}"
     )
 
@@ -465,8 +465,8 @@ def _caveats(plan: Plan, rounds: int, delta: float, noise_from: str) -> tuple[st
     caveats += plan.kind.caveats(plan)
     if delta > plan.delta:
         caveats.append(
-            f"The plan's delta of {plan.delta:g} is for {plan.possible_rounds} rounds, of which there were {rounds}, "
-            f"and for {plan.turns} in which a client takes part: each further one may have an unlucky graph, and noise "
-            f"on a grid. For all of them delta is {delta:g}."
+            f"The plan's delta of {digits(plan.delta)} is for {plan.possible_rounds} rounds, of which there were "
+            f"{rounds}, and for {plan.turns} in which a client takes part: each further one may have an unlucky graph, "
+            f"and noise on a grid. For all of them delta is {digits(delta)}."
         )
     return tuple(caveats)

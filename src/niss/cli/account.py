@@ -108,14 +108,14 @@ def _print_ledger(label: str, ledger: LedgerFile, client: str | None) -> None:
     """A head line, the clients that spent most or the rounds of one client, and what the numbers mean."""
     from rich.markup import escape
 
-    from niss.claims import printed_claim
+    from niss.claims import digits, printed_claim
     from niss.report.ledger import client_rows, format_claim, format_spent, spending
 
     header = ledger.header
     data = f" of {escape(header.dataset)}" if header.dataset else ""
     results().print(
         f"[bold]{escape(label)}[/bold]: {len(ledger.entries)} charges, chain verified, head {ledger.head[:12]}; "
-        f"unit {escape(header.unit)}{data}, {escape(header.relation)}, delta {header.delta:g}"
+        f"unit {escape(header.unit)}{data}, {escape(header.relation)}, delta {digits(header.delta)}"
     )
     spent = "slots taken" if header.unit == "record" else "mu spent"
     if client is None:

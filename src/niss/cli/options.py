@@ -33,6 +33,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from niss.claims import digits
 from niss.cli.terminal import be_quiet
 from niss.errors import ConfigError
 from niss.settings import argument as argument
@@ -102,7 +103,7 @@ class Flags:
         if bool in kinds:
             return _Parameter(key, bool, None, False, {"help": text + ".", "names": (flag,), "flag": flag})
         if usual is not None and usual is not dataclasses.MISSING:
-            text += f" (default: {usual:g})" if isinstance(usual, float) else f" (default: {usual})"
+            text += f" (default: {digits(usual) if isinstance(usual, float) else usual})"
         settings = {"help": text + ".", "names": (flag,), "flag": flag}
         hint = str if any(get_origin(one) is Literal for one in kinds) else number
         return _Parameter(key, hint | None, None, None, settings)

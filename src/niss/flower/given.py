@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import Strategy
 
 from niss.accounting import Outlook, Plan, outlook
 from niss.accounting.assumed import fewest_participants
+from niss.claims import digits
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.transport import USE_THE_MOD, fewest_nodes
 from niss.methods import METHODS
@@ -256,7 +257,7 @@ def _committed_to(plan: Plan, rounds: int) -> Plan:
 def in_short(plan: Plan, metrics: Iterable[str]) -> list[str]:
     """The plan in a few lines, and what travels inside the uploads."""
     said = [
-        f"target: epsilon {plan.epsilon}, delta {plan.delta:g}, {plan.relation}",
+        f"target: epsilon {plan.epsilon}, delta {digits(plan.delta)}, {plan.relation}",
         f"{plan.turns} rounds of a client, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
         f"dropouts: {plan.mode}",
     ]

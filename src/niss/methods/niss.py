@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from niss.claims import digits
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, Drawing, ShareGraph
 from niss.mechanism import share_counts
@@ -317,8 +318,8 @@ class Niss(Method):
             caveats.append("Clients that collude with the server are not counted here.")
         if plan.failure:
             caveats.append(
-                f"{plan.failing_delta:.2g} of delta pays for graphs on which more neighbours of a client collude than "
-                "the accountant assumes."
+                f"{digits(plan.failing_delta, 2)} of delta pays for graphs on which more neighbours of a client "
+                "collude than the accountant assumes."
             )
         if plan.graph == "random":
             caveats.append(

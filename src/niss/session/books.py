@@ -25,6 +25,7 @@ from niss.accounting import (
     run_grid_delta,
     upload_mu,
 )
+from niss.claims import digits
 from niss.mechanism import Slots
 from niss.mechanism.clipping import in_words
 from niss.mechanism.noise import colluders_among
@@ -428,8 +429,8 @@ class Books:
             large = " and batches too large to be sent" if self._plan.unit == "record" else ""
             caveats.append(
                 f"Rounding to the grid{large}, and the sampler's distance from the Gaussian, cost at most "
-                f"{max(charge.grid_delta for charge in self.charges):.2g} of delta, which is part of it; the claim is "
-                "computational, as are the keys behind it."
+                f"{digits(max(charge.grid_delta for charge in self.charges), 2)} of delta, which is part of it; the "
+                "claim is computational, as are the keys behind it."
             )
         if not self._proposal.tracker:
             placed = ": colluders are counted as if they were placed after it was drawn."

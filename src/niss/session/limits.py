@@ -24,6 +24,7 @@ from niss.accounting import Charge, Plan, scheduled_run
 from niss.accounting.asked import Mode, Relation
 from niss.accounting.ledger import Amount, Limit, overspent, require_within, slot_taken
 from niss.checks import LIMITS
+from niss.claims import digits
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import Slots, gdp_mu
 from niss.mechanism.noise import colluders_among
@@ -183,7 +184,7 @@ class Spent:
         if failures > allowed * (1.0 + LIMITS):
             raise PrivacyError(
                 "the bounds on colluders of all runs that this client joined may fail with probability "
-                f"{failures:.2g}; its delta has room for {allowed:.2g}",
+                f"{digits(failures, 2)}; its delta has room for {digits(allowed, 2)}",
                 hint="plan with a smaller delta than the nodes' niss-delta, or with more rounds (plan.chain_rounds); a "
                 "new folder and identity would be a new budget on the same data",
             )
@@ -311,7 +312,7 @@ class Limits:
             proposed = getattr(plan, name)
             _require(
                 proposed <= possible,
-                f"{name} = {proposed:.3g} is proposed, but at most {possible} is possible",
+                f"{name} = {digits(proposed)} is proposed, but at most {possible} is possible",
             )
         _require(
             self.epsilon is None or plan.calibrated,
@@ -327,7 +328,7 @@ class Limits:
             proposed = getattr(plan, name)
             if limit is not None and not proposed <= limit:
                 raise RemoteProtocolError(
-                    f"{name} = {proposed:g} is proposed, but this node allows at most {limit:g}",
+                    f"{name} = {digits(proposed)} is proposed, but this node allows at most {digits(limit)}",
                     hint=f"its owner may set {setting}",
                 )
         _require(

@@ -19,6 +19,7 @@ from niss.accounting import (
     outsider_epsilon,
     stated_relation,
 )
+from niss.claims import digits
 from niss.mechanism.clipping import in_words
 from niss.methods import distortion_named
 from niss.runs import RoundRecord
@@ -166,8 +167,8 @@ def state_guarantee(federation: Federation, ledger: Ledger, rounds: Sequence[Rou
     if real:
         spent = max(one.grid_delta or 0.0 for one in rounds)
         caveats.append(
-            f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {spent:.2g} of delta, "
-            "which is part of it; the claim is computational, as are the keys behind it."
+            f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {digits(spent, 2)} of "
+            "delta, which is part of it; the claim is computational, as are the keys behind it."
         )
     released = [one.mu_outsider for one in rounds if not one.void]
     return make_statement(
@@ -234,8 +235,9 @@ def _caveats(rounds: Sequence[RoundRecord], *, sharing: bool) -> list[str]:
     if under_way := max((one.carried_variance for one in rounds), default=0.0):
         left = rounds[-1].model_noise_variance
         caveats.append(
-            f"Noise is carried from round to round: a run that ended early would have left up to {under_way:.2g} of it "
-            f"in every coordinate of the model (variance); after the last round the model has {left:.2g} in all."
+            f"Noise is carried from round to round: a run that ended early would have left up to "
+            f"{digits(under_way, 2)} of it in every coordinate of the model (variance); after the last round the model "
+            f"has {digits(left, 2)} in all."
         )
     if clips := [one.clip for one in rounds if one.clip is not None]:
         caveats.append(in_words(clips))

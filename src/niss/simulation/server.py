@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.accounting import Plan
+from niss.claims import digits
 from niss.runs import RoundRecord, SumNoise
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class Optimizer:
             )
         left, has = last.model_noise_variance, ""
         if left is not None:
-            has = f": after the last round the model has {left:.2g} in every coordinate (variance)"
+            has = f": after the last round the model has {digits(left, 2)} in every coordinate (variance)"
         return (
             "The server's momentum spreads every round over those after it, so that noise that one round adds and "
             f"another takes out fades from the model instead of leaving it at once{has}.",
