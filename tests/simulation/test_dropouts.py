@@ -9,6 +9,7 @@ import pytest
 
 import niss
 from niss.accounting import RoundPlan
+from niss.claims import digits
 from niss.randomness import SimStream
 from niss.simulation import make_config, with_overrides
 from niss.simulation.federation import absent_seats, can_repair
@@ -159,7 +160,7 @@ def test_what_dropouts_leave_of_carried_noise_in_the_model_is_as_predicted(
     assert any(repaired) == (mode == "repair")
     if optimizer == "momentum":
         assert not any(line.carried_variance for line in lines), "no later round takes out just that"
-        assert any(f"the model has {predicted[-1]:.2g}" in caveat for caveat in statement.caveats)
+        assert any(f"the model has {digits(predicted[-1], 2)}" in caveat for caveat in statement.caveats)
     elif all(repaired):
         fresh = 0.7**2 * watched.plans[0].residual_variance[0]
         left = sum(4 - line.dropped for line in lines) + 4 * closing

@@ -10,6 +10,7 @@ from scipy import stats
 
 import niss
 from niss.accounting import forecast
+from niss.claims import digits
 from niss.errors import RunFolderError
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.protocol.keys import LINKS_PER_ROUND
@@ -103,7 +104,7 @@ def test_what_the_grid_costs_is_part_of_delta_and_told(given, epsilon: float) ->
     config = small_config(exchange="protocol", rounds=1, privacy={"epsilon": epsilon, "clip": 1.0})
     result = niss.run(config, **given)
     [note] = [caveat for caveat in result.statement.caveats if caveat.startswith("Rounding to the grid")]
-    assert f"at most {result.rounds[0].grid_delta:.2g} of delta, which is part of it" in note
+    assert f"at most {digits(result.rounds[0].grid_delta, 2)} of delta, which is part of it" in note
     assert 0.0 < result.rounds[0].grid_delta <= 0.02 * 1e-5
 
 

@@ -409,8 +409,8 @@ def test_a_target_per_round_pays_for_every_round_in_which_the_bound_on_colluders
     result = niss.run(config, **given, out=tmp_path / "run")
     statement = result.statement
     assert statement.delta == pytest.approx(1e-5 + 14 * 0.2e-6)
-    assert "1.28e-05" in statement.words
-    assert any("1.28e-05" in caveat for caveat in statement.caveats)
+    assert "1.28e-5" in statement.words
+    assert any("1.28e-5" in caveat for caveat in statement.caveats)
     spent = max(client.mu_joint for client in statement.clients)
     assert statement.epsilon_joint == pytest.approx(gdp_epsilon(spent, 9e-6), rel=1e-9)
     ledger = LedgerFile.read(tmp_path / "run" / "ledger.jsonl")
