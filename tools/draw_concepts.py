@@ -46,12 +46,20 @@ def names_of(page: str) -> Names:
     return names
 
 
-def draw_updates(made: Names) -> None:
-    figure, axes = canvas(height=2.3)
-    _bars(axes, made["updates"][:, 0], BLUE)
-    axes.set_ylabel("first coordinate")
-    axes.set_title("Weighted updates $p_k x_k$: what must stay hidden", loc="left", fontsize=11)
-    save(figure, folder() / "concept-1-updates.svg", "The updates of six clients")
+def draw_idea(_: Names) -> None:
+    figure, axes = canvas(width=5.4, height=3.6)
+    shares = (("+ a", "− c"), ("− a", "+ b"), ("− b", "+ c"))
+    for client, (first, second) in enumerate(shares):
+        place = 2.6 * client
+        box(axes, place, 2.2, f"client {client}\nlearned $x_{client}$", pad=0.5, fontsize=12)
+        words(axes, place, 1.0, f"$x_{client}$ {first} {second}", fontsize=13, color=ORANGE)
+        arrow(axes, (place, 1.7), (place, 1.2))
+        arrow(axes, (place, 0.75), (2.6 + 0.55 * (client - 1), -0.2))
+    box(axes, 2.6, -0.65, "the server adds:  $x_0 + x_1 + x_2$", pad=0.5, fontsize=13)
+    axes.set_xlim(-1.1, 6.3)
+    axes.set_ylim(-1.2, 2.9)
+    axes.set_axis_off()
+    save(figure, folder() / "concept-0-idea.svg", "Noise that cancels: what one adds another subtracts")
 
 
 def draw_graph(made: Names) -> None:
@@ -264,7 +272,7 @@ def _note(axes: Axes, text: str, place: Any, at: Any) -> None:
     axes.annotate(text, place, at, arrowprops={"arrowstyle": "-", "color": MUTED}, fontsize=9)
 
 
-BASICS = (draw_updates, draw_graph, draw_shares, draw_uploads, draw_sum, draw_promise, draw_joint)
+BASICS = (draw_idea, draw_graph, draw_shares, draw_uploads, draw_sum, draw_promise, draw_joint)
 PICTURES = {
     "how-niss-works.md": BASICS,
     "protocol.md": (draw_dropouts, draw_seeds),

@@ -2,8 +2,8 @@
 
 Formulas stand between dollars, as GitHub takes them, and become MathML, which browsers draw without a script; tau^2 and
 the like in a sentence do too. A picture with a variant for dark pages (`x-dark.png` for `x.png`) is shown in both, and
-the style sheet hides one. Tables and formulas that are too wide scroll, by keyboard too. A page that would load
-anything from elsewhere fails the build; broken links and anchors do by the settings of MkDocs.
+the style sheet hides one. Tables, formulas and figures that are too wide scroll, by keyboard too. A page that would
+load anything from elsewhere fails the build; broken links and anchors do by the settings of MkDocs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _FROM_ELSEWHERE = re.compile(
     r"""[^>]*\shref=["']?(?:https?:)?//|(?:url\(\s*|@import\s+)["']?(?:https?:)?//""",
     re.IGNORECASE,
 )
+_ALONE = re.compile(r'<p><img(?= [^>]*src="(?P<path>[^"]+)")')
 _PICTURE = re.compile(r'<img (?P<before>[^>]*)src="(?P<path>[^"]+)\.png"(?P<after>[^>]*)/?>')
 
 
@@ -49,7 +50,9 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any = None, **_: Any) -> str:
+    if page is not None and page.file.src_uri.startswith("decisions/"):
+        page.meta["search"] = {"boost": 0.2}  # A guide comes first.
     return _outside_code(_DISPLAY.sub(_display, markdown), _formulas)
 
 
@@ -102,8 +105,22 @@ def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
             for kind, dark in (("light", ""), ("dark", "-dark"))
         )
 
+    def wide(found: re.Match[str]) -> str:
+        path = Path(config.docs_dir, page.file.src_uri).parent / found["path"]
+        return '<p class="picture" tabindex="0"><img' if _is_wide(path) else found[0]
+
     html = html.replace("<table>", '<div class="scrolls" tabindex="0"><table class="data">')
-    return _PICTURE.sub(both, html.replace("</table>", "</table></div>"))
+    html = _ALONE.sub(wide, html.replace("</table>", "</table></div>"))
+    return _PICTURE.sub(both, html)
+
+
+def _is_wide(path: Path) -> bool:
+    """Whether the words of a figure would be too small to read on a phone."""
+    head = path.read_bytes()[:2000] if path.exists() else b""
+    if path.suffix == ".png":
+        return int.from_bytes(head[16:20]) > 1000
+    drawn = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', head, re.DOTALL)
+    return drawn is not None and float(drawn[1]) > 460
 
 
 def on_post_page(output: str, **_: Any) -> str:
