@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +230,19 @@ def test_the_pair_that_a_search_missed_is_no_longer_promised_anything() -> None:
     with pytest.raises(PrivacyError, match="could cut a client off") as caught:
         forecast(participants=200, neighbours=6, collusion=0.2, kappa=30.0)
     assert "neighbours = " in str(caught.value.hint)
+
+
+def test_the_page_says_what_the_bound_costs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "concepts" / "how-niss-works.md").read_text()
+    said = re.search(r"The bound asks for (.*?), with 60 shares", page, flags=re.DOTALL)
+    assert said is not None
+    costs = {
+        float(kappa): float(cost) for cost, kappa in re.findall(r"([\d.]+) at\s+(?:kappa )?(\d+)", said[1])
+    }
+    assert list(costs) == [4.0, 10.0, 30.0, 100.0]
+    for kappa, cost in costs.items():
+        planned = forecast(participants=200, collusion=0.2, neighbours=60, kappa=kappa)
+        assert planned.aggregate_variance_ratio_to_central == pytest.approx(cost, abs=0.0051)
 
 
 def test_a_plan_picks_a_degree_at_which_colluders_cost_little() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -343,6 +345,21 @@ def test_repairs_are_charged():
     careless = plan_carried(**settings_ | {"dropout": 1e-6})
     assert careless.run.noise.dropped == 1
     assert careful.residual > careless.residual
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "carried-shares.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "row", re.findall(r"^\|((?: [\d.]+ \|){2} \d+ % \|(?: [\d.]+ \|){3})$", PAGE, flags=re.MULTILINE)
+)
+def test_the_page_says_what_is_planned(row):
+    rounds, separation, dropout, ratio, mean, final = map(float, row.replace("%", "").split("|")[:6])
+    asked = {"participants": 100, "clients": 100 * int(separation), "rounds": int(rounds), "kappa": 20.0}
+    made = plan_carried(**asked, dropout=dropout / 100.0, mode="repair" if dropout else "tolerate")
+    assert made.plan.carried_to_residual == pytest.approx(ratio, abs=0.051)
+    found = made.aggregate_variance_ratio_to_central, made.ratio_to_central_final
+    assert found == pytest.approx((mean, final), abs=0.0051)
 
 
 def test_clients_that_make_no_whole_cohorts_may_come_back_in_any_pattern():
