@@ -57,7 +57,7 @@ def test_the_page_loads_nothing_from_anywhere(demo: Path) -> None:
 def test_the_page_says_what_was_measured_and_where_it_comes_from(demo: Path) -> None:
     text = page_of(demo).text
     for said in (
-        "niss-kappa-4 comes closest to fedavg",
+        "niss-kappa-4 reaches 82.1 %, 2.9 percentage points below fedavg",
         "no guarantee",
         "not private",
         "The server sees all uploads of a round",

@@ -167,6 +167,11 @@ def test_all_clients_are_enough_for_a_round(browser: Any, server: str) -> None:
 def test_a_fault_is_shown_with_its_hint_and_goes_away(browser: Any, server: str) -> None:
     with open_tab(browser, f"{server}/?participants=20&rounds=30&carry=true&clients=100") as tab:
         planned(tab)
+        tab.page.fill("#set-rounds", "5000")
+        tab.page.wait_for_selector("#fault-hint code:has-text('niss plan --carry')")
+        assert "`" not in tab.page.inner_text("#fault")
+        tab.page.fill("#set-rounds", "30")
+        planned(tab, rounds="30")
         tab.page.fill("#set-clients", "110")
         tab.page.wait_for_selector("#fault:not([hidden])")
         assert "whole cohorts of 20" in tab.page.inner_text("#fault-message")

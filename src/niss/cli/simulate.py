@@ -117,7 +117,7 @@ def run_command(
 
     Examples:
     niss run --dataset mnist-mini --model mlp --split iid --method niss --tau2 0.3 --rounds 20 --seed 1 --out runs/a
-    niss run --dataset shakespeare --model gru --participants 20 --rounds 2 --epochs 1
+    niss run --clients 100 --participants 50 --rounds 3 --epsilon 8 --out runs/small      seconds, and it learns
     niss run CONFIG.toml --set privacy.epsilon=8 --json
     niss run --plan plan.json --out runs/planned      what `niss plan ... --json > plan.json` found
     niss run --resume runs/a

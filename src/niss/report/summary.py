@@ -251,49 +251,25 @@ def _single(one: Scored, report: ReportInput) -> str:
 
 
 def _compared(protected: list[Scored], reference: list[Scored]) -> str:
-    """The best of `protected`, several where they are level, measured against the best without privacy.
+    """The best of `protected`, several where they are level, measured against the best without privacy, if any.
 
-    Where there is no such `reference`, only the accuracy is named, and the others are measured against the best.
+    After it comes the best of the others: where noise shares won, one with noise of each client's own, which does not
+    cancel, and the other way round. That is the comparison this package is about.
     """
     best = _best(protected)
     names = _listed([one.result.label for one in best])
-    accuracy = best[0].accuracy
-    ending, ending_es = ("", "") if len(best) > 1 else ("s", "es")
-    measure = reference[0] if reference else best[0]
-    label = measure.result.label
-    gap = measure.tenths - best[0].tenths
-    if not reference:
-        start = f"{names} reach{ending_es} the highest accuracy, {accuracy}"
-    elif gap == 0:
-        start = f"{names} do{ending_es} as well as {label}, at {accuracy}"
-    else:
-        unprotected = f"{label} ({measure.accuracy})"
-        if gap < 0:
-            start = f"{names} reach{ending_es} {accuracy}, {_points(-gap)} above {unprotected}"
-        elif len(protected) == 1:
-            start = f"{names} reaches {accuracy}, {_points(gap)} below {unprotected}"
-        else:
-            start = f"{names} come{ending} closest to {unprotected}, at {accuracy}, {_points(gap)} below it"
-    return f"{_budget_phrase(protected)}, {start}{_runner_up(protected, best, measure)}."
-
-
-def _runner_up(protected: list[Scored], best: list[Scored], measure: Scored) -> str:
-    """The best of the methods that did not win, with its distance from `measure`; nothing where all won.
-
-    Where noise shares won, that is noise of each client's own, which does not cancel, and the other way round: the
-    comparison this package is about. Other settings of a method that won are not named.
-    """
+    found = f"{names} reach{'es' * (len(best) == 1)} {best[0].accuracy}"
+    if reference:
+        without = reference[0]
+        gap = without.tenths - best[0].tenths
+        far = f"{_points(abs(gap))} {'below' if gap > 0 else 'above'}" if gap else "as much as"
+        found += f", {far} {without.result.label} without privacy ({without.accuracy})"
     won_by = {one.result.method for one in best}
     rivals = [one for one in protected if one.result.method not in won_by]
     others = _best([one for one in rivals if not one.result.shares_noise] or rivals)
-    if not others:
-        return ""
-    rival = others[0]
-    gap = measure.tenths - rival.tenths
-    accuracy = rival.accuracy
-    if gap <= 0:
-        return f"; {rival.result.label} reaches {accuracy}"
-    return f"; {rival.result.label} falls {_points(gap)} behind {measure.result.label}, at {accuracy}"
+    if others:
+        found += f"; {others[0].result.label} reaches {others[0].accuracy}"
+    return f"{_budget_phrase(protected)}, {found}."
 
 
 def _budget_phrase(protected: list[Scored]) -> str:

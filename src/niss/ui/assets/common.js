@@ -28,10 +28,16 @@ export async function ask(path, signal) {
   return body;
 }
 
+// Words between backticks are code.
+function showWords(part, words) {
+  const pieces = words.split("`").map((piece, place) => (place % 2 ? Object.assign(document.createElement("code"), { textContent: piece }) : piece));
+  part.replaceChildren(...pieces);
+}
+
 export function showFault(fault) {
   byId("fault").hidden = fault === null;
-  byId("fault-message").textContent = fault?.message ?? "";
-  byId("fault-hint").textContent = fault?.hint ?? "";
+  showWords(byId("fault-message"), fault?.message ?? "");
+  showWords(byId("fault-hint"), fault?.hint ?? "");
 }
 
 // Asks again and again, and shows the page's part of the answer; `pause` says in milliseconds for how long it holds, null: for good.
