@@ -1,22 +1,22 @@
 """The figures, as charts of the result files: `CHARTS` has one function for each, `write_figures` draws what there is.
 
-Accuracies are means over seeds with their deviation. Where a method lies far below the others, so that nothing could be
-told of them on one axis, it is named with its numbers in the title of the chart. This module loads matplotlib; what
-runs experiments must not import it.
+Accuracies are means over seeds with their deviation; thin lines are means over the five rounds before the last. Where a
+method lies far below the others, so that nothing could be told of them on one axis, it is named with its numbers in the
+title of the chart. This module loads matplotlib; what runs experiments must not import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
-import numpy as np
-
-from experiments.reproduce import design
+from experiments.reproduce import design, paper
 from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
-from experiments.reproduce.recompute import CarriedNoise, FloatArray, banded_noise
+from experiments.reproduce.paper import NBAFL
+from experiments.reproduce.promises import noise_in_model
 from experiments.reproduce.results import (
     ORIGINAL,
     Attempt,
@@ -28,8 +28,7 @@ from experiments.reproduce.results import (
     select,
     spread,
 )
-from experiments.reproduce.sensitivity import NBAFL
-from experiments.reproduce.tables import as_listed, at_epsilon, leaks_in_order
+from experiments.reproduce.tables import as_listed, at_epsilon, in_preset_order, leaks_in_order
 from experiments.reproduce.text import FIGURES, figure_name, write_stamps
 from niss.charts import Chart, Curves, Series, Strip, marked, points, shown
 from niss.figures import png
@@ -58,17 +57,15 @@ _X_NAMES = {0.0: "X = 0 (as FedAvg)", 1.0: "X = 1 (as DP-FedAvg)"}
 LOOKS = dict(
     zip(
         design.METHODS,
-        distinct(look_of(one.kind, protected=one.private) for one in design.METHODS.values()),
+        distinct(look_of(one.kind, protected=one.protects) for one in design.METHODS.values()),
         strict=True,
     )
 )
+_NAMES = {name: marked(name, protected=one.protects) for name, one in design.EVERYONE.items()}
 _NISS = "niss-planned"
 # Method, variant, name and look; without faults in the looks that the methods have everywhere.
 _Contestant = tuple[str, str, str, Look]
-_PLAIN: dict[str, _Contestant] = {
-    name: (name, "none", marked(name, protected=method.private), LOOKS[name])
-    for name, method in design.METHODS.items()
-}
+_PLAIN: dict[str, _Contestant] = {name: (name, "none", _NAMES[name], LOOKS[name]) for name in design.METHODS}
 _FAULTS: tuple[_Contestant, ...] = (
     _PLAIN["dp-fedavg"],
     _PLAIN["central-dp"],
@@ -96,23 +93,32 @@ def _title(result: Result) -> str:
     return f"{setting.title}\n{setting.participants:,} of {setting.clients:,}"
 
 
-def _accuracies(name: str, look: Look, groups: Sequence[Sequence[Cell]]) -> Series:
-    """One point for each group of cells that has any."""
-    found = [
-        (float(place), spread([100 * cell.accuracy for cell in cells]))
-        for place, cells in enumerate(groups)
-        if cells
-    ]
-    ends = [(one.mean - one.deviation, one.mean + one.deviation) for _, one in found]
-    return Series(name, look, [(place, one.mean) for place, one in found], marks=True, spread=ends)
+def _accuracies(name: str, look: Look, groups: Sequence[Sequence[Cell]]) -> Iterator[Series]:
+    """A point for each group of cells that has any: faintly the mean of the five rounds before the last, and that one.
+
+    Both have one name, so that the legend has it once.
+    """
+    for measure in ("before", "accuracy"):
+        found = [
+            (float(place), spread([100 * getattr(cell, measure) for cell in cells]))
+            for place, cells in enumerate(groups)
+            if cells
+        ]
+        points = [(place, one.mean) for place, one in found]
+        if measure == "before":
+            yield Series(name, replace(look, marker="", line=DOTTED), points, thin=True)
+        else:
+            ends = [(one.mean - one.deviation, one.mean + one.deviation) for _, one in found]
+            yield Series(name, look, points, marks=True, spread=ends)
 
 
 def _cut(chart: Curves) -> Curves:
     """The chart where its curves differ; those that lie far below are named in its title."""
-    low = far_below([[y for _, y in one.points] for one in chart.series])
-    named = [one for number, one in enumerate(chart.series) if number in low]
-    words = [f"\n↓ {one.name}: " + ", ".join(f"{y:.0f}" for _, y in one.points) for one in named]
-    kept = [one for number, one in enumerate(chart.series) if number not in low]
+    told = [one for one in chart.series if not one.thin]
+    low = far_below([[y for _, y in one.points] for one in told])
+    named = {one.name: one for number, one in enumerate(told) if number in low}
+    words = [f"\n↓ {one.name}: " + ", ".join(f"{y:.0f}" for _, y in one.points) for one in named.values()]
+    kept = [one for one in chart.series if one.name not in named]
     return replace(chart, series=kept, title=chart.title + "".join(words))
 
 
@@ -139,24 +145,17 @@ def _over_epsilon(results: Iterable[Result], contestants: Iterable[_Contestant])
     charts: list[Chart] = []
     for result in results:
         series = [
-            _accuracies(name, look, [at_epsilon(cells, epsilon) for epsilon in design.EPSILONS])
+            one
             for method, variant, name, look in wanted
             if (cells := select(result, method=method, variant=variant))
+            for one in _accuracies(name, look, [at_epsilon(cells, epsilon) for epsilon in design.EPSILONS])
         ]
         guess = result.base.get("majority")
         levels = {} if guess is None else {"most frequent label": 100 * guess}
-        charts.append(
-            _cut(
-                Curves(
-                    title=_title(result),
-                    across=_PROMISED,
-                    up=_ACCURACY,
-                    series=series,
-                    ticks=ticks,
-                    levels=levels,
-                )
-            )
+        chart = Curves(
+            title=_title(result), across=_PROMISED, up=_ACCURACY, series=series, ticks=ticks, levels=levels
         )
+        charts.append(_cut(chart))
     return charts
 
 
@@ -181,6 +180,34 @@ def _datasets(results: Mapping[str, Result]) -> list[Chart]:
     return _over_epsilon(as_listed(results), _PLAIN.values())
 
 
+def _preset(name: str, results: Mapping[str, Result]) -> list[Chart]:
+    """Accuracy by round of a preset's comparison, on an axis from 0 to 100 %: nothing is cut off."""
+    cells = in_preset_order(results.get(name))
+    methods = [design.EVERYONE[cell.labels["method"]] for cell in cells]
+    looks = distinct(look_of(one.kind, protected=one.protects) for one in methods)
+    series = [
+        Series(_NAMES[one.name], look, [(float(at), value) for at, value in cell.curve], marks=True)
+        for one, look, cell in zip(methods, looks, cells, strict=True)
+    ]
+    if not series:
+        return []
+    return [
+        Curves(
+            title="Test accuracy by round",
+            across="Round",
+            up="Test accuracy (%)",
+            series=series,
+            head="Round",
+            least=0.0,
+            most=1.0,
+            start=0.0,
+            end=float(results[name].base["rounds"]),
+            values="percent",
+            ends=True,
+        )
+    ]
+
+
 def _noise(results: Mapping[str, Result]) -> list[Chart]:
     """Noise variance in the model after each round at epsilon 3, in squared sensitivities of one upload."""
     # The noise depends on the size alone, so each size is shown once.
@@ -201,29 +228,14 @@ def _noise(results: Mapping[str, Result]) -> list[Chart]:
     return charts
 
 
-def noise_in_model(result: Result, cell: Cell) -> FloatArray:
-    """Variance after each round, in squared sensitivities, from what the run recorded."""
-    rounds, size = result.base["rounds"], result.base["participants"]
-    facts, kind = cell.mechanism, design.METHODS[cell.labels["method"]].noise
-    carried = cell.aggregate_variance / (cell.labels["clip"] / size) ** 2
-    if kind == "carried":
-        noise = CarriedNoise(rounds, size, facts["spatial"], facts["carried"], facts["residual"])
-        return noise.model_variance()
-    if kind == "banded":
-        apart, strategy = facts["separation"], facts.get("strategy", "square-root")
-        _, by_round, model = banded_noise(rounds, facts["bands"] or apart, apart, strategy)
-        return np.asarray(carried / by_round.mean() * model)
-    return np.asarray(carried * np.arange(1.0, rounds + 1.0))
-
-
 def _figure_3(results: Mapping[str, Result]) -> list[Chart]:
     """The eight panels: mean over seeds, band from worst to best."""
     charts: list[Chart] = []
-    for panel in design.panels_in(results):
+    for panel in paper.panels_in(results):
         result = results[panel.name]
         series = [
             _band(_X_NAMES.get(x, f"X = {x:g}"), look, cells)
-            for x, look in zip(design.X_VALUES, _X_LOOKS, strict=True)
+            for x, look in zip(paper.X_VALUES, _X_LOOKS, strict=True)
             if (cells := select(result, x=x, reading=NBAFL.name))
         ]
         charts.append(Curves(title=panel.title, across="Round", up=_ACCURACY, series=series))
@@ -242,7 +254,7 @@ def _band(name: str, look: Look, cells: Sequence[Cell]) -> Series:
 def _gaps(results: Mapping[str, Result]) -> list[Chart]:
     """The gap between X = 0 and X = 1 over rounds in the eight panels, with the range that the paper gives."""
     charts: list[Chart] = []
-    for panel in design.panels_in(results):
+    for panel in paper.panels_in(results):
         gaps = {
             at: (100 * one.mean, 100 * one.deviation) for at, one in gap_by_round(results[panel.name]).items()
         }
@@ -268,37 +280,22 @@ def _gaps(results: Mapping[str, Result]) -> list[Chart]:
     return charts
 
 
-_TITLES = {
-    "fedavg": "FedAvg",
-    "dp-fedavg": "DP-FedAvg",
-    "niss": "NISS\nas printed",
-    "niss-joint": "NISS\nas printed,\nall uploads",
-    "niss-calibrated": "NISS\ncalibrated,\nall uploads",
-    "client-dp-fedavg": "ε = 3:\nDP-FedAvg",
-    "client-niss": "ε = 3: NISS,\nτ = 0",
-    "client-niss-joint": "ε = 3: NISS,\nτ = 0,\nall uploads",
-    "client-niss-calibrated": "ε = 3: NISS\ncalibrated,\nall uploads",
-}
-
-
 def recovered_strips(leaks: Sequence[Leaks], folder: Path) -> list[Strip]:
     """For each picture: original, then what the first seed recovered at each level, with its PSNR."""
     strips: list[Strip] = []
     for one in leaks:
         if kept := kept_pictures(folder, one.name):
             row = [(f"original\n(grey {one.base['grey_psnr']:.0f} dB)", kept[ORIGINAL] / 255.0)]
-            for level in design.LEVELS.values():
+            for level in paper.LEVELS.values():
                 cell = _first_attempt(one, level)
                 if cell is not None and cell.id in kept:
-                    caption = (
-                        f"{cell.psnr:.0f} dB" if strips else f"{_TITLES[level.name]}\n{cell.psnr:.0f} dB"
-                    )
+                    caption = f"{cell.psnr:.0f} dB" if strips else f"{level.caption}\n{cell.psnr:.0f} dB"
                     row.append((caption, kept[cell.id] / 255.0))
             strips.append(Strip(one.base["image"], row))
     return strips
 
 
-def _first_attempt(leaks: Leaks, level: design.Level) -> Attempt | None:
+def _first_attempt(leaks: Leaks, level: paper.Level) -> Attempt | None:
     """The attempt at a level with the first seed, at the first reading of the paper's noise."""
     found = select(leaks, level=level.name)
     return min(found, key=lambda cell: (cell.labels["seed"], cell.labels["sigma_k"] or 0.0), default=None)
@@ -309,7 +306,7 @@ def _losses(leaks: Sequence[Leaks]) -> list[Chart]:
     charts: list[Chart] = []
     for one in leaks:
         series = []
-        for level in (design.LEVELS[name] for name in design.PAPER_LEVELS):
+        for level in (paper.LEVELS[name] for name in paper.PAPER_LEVELS):
             if cell := _first_attempt(one, level):
                 # NISS that is not calibrated protects nobody.
                 look = look_of(level.method, protected=not METHODS[level.method].shares_noise)
@@ -322,12 +319,13 @@ def _losses(leaks: Sequence[Leaks]) -> list[Chart]:
 
 
 CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
-    design.FIGURE_3: _figure_3,
+    paper.FIGURE_3: _figure_3,
     "gaps": _gaps,
     "faults": _faults,
     "rivals": _rivals,
     "noise": _noise,
     design.DATASETS: _datasets,
+    **{name: partial(_preset, name) for name in design.PRESETS},
 }
 """By the name of the figure; each shows the results of the experiment that `FIGURES` names."""
 
@@ -335,13 +333,13 @@ CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
 def write_figures(folder: Path) -> list[Path]:
     """Draws what there is results for, into the results folder; Figure 4 shows the pictures beside its results."""
     sheets = {
-        name: sheet(charts, keys_once=True)
+        name: sheet(charts, keys_once=len(charts) > 1)
         for name, charts_of in CHARTS.items()
         if (charts := shown(charts_of(read_results(folder, FIGURES[name][0]))))
     }
     leaks = leaks_in_order(folder)
     if strips := recovered_strips(leaks, folder):
-        sheets[design.FIGURE_4] = sheet(shown(_losses(leaks)), strips, keys_once=True)
+        sheets[paper.FIGURE_4] = sheet(shown(_losses(leaks)), strips, keys_once=True)
     written = [
         write_output(folder / figure_name(name, dark=dark), png(sheets[name], dark=dark))
         for name, dark in product(sheets, (False, True))

@@ -18,27 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproduce import design
+from experiments.reproduce import design, paper
+from experiments.reproduce.design import COMPARING, TUNING, Contestant
+from experiments.reproduce.paper import FIGURE_4
 from experiments.reproduce.promises import TRAINING_IMAGES, attack_faults, panel_faults, promise_faults
 from experiments.reproduce.results import AnyCell, Attempt, Cell, Leaks, Record, Result, read_results
-from experiments.reproduce.sensitivity import Setup
-from experiments.reproduce.tuning import axes_for, axes_of, choice_of, chosen, next_trials, trials_of
+from experiments.reproduce.tuning import axes_for, axes_of, chosen, next_trials, searches_in, trials_of
 from niss.errors import NissError
 
-EXPERIMENTS = (
-    design.FIGURE_3,
-    design.SWEEP,
-    design.TUNING,
-    design.BEYOND,
-    design.DATASETS,
-    design.SILOS,
-    design.FIGURE_4,
-)
-"""All that have result files, the attacks last."""
-PANELS = (design.FIGURE_3, design.SWEEP)
+PANELS = (paper.FIGURE_3, paper.SWEEP)
 TEST_IMAGES = 10_000
-COPIED = 0.3
-"""The part of two curves that may agree to the last digit: runs of different seeds agree in a few rounds by chance."""
+COPIED, NEARLY_ALL = 0.3, 0.9
+"""The part of two curves that may agree to the last digit: runs of different seeds agree in a few rounds by chance, and
+on a few hundred test records in most of them."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +44,12 @@ class Fault:
 
 def check_files(folder: Path, *, partial: bool = False) -> list[Fault]:
     """Every fault of the result files in `folder`; `partial`: not all that the design lists has been run."""
-    found = {experiment: read_results(folder, experiment) for experiment in EXPERIMENTS}
+    found = {experiment: read_results(folder, experiment) for experiment in design.EXPERIMENTS}
     records = [one for results in found.values() for one in results.values()]
     faults = [] if partial else list(_complete(folder, records))
     for record in records:
         try:
-            for fault in _faults(record, found):
+            for fault in _faults(record, found[TUNING].get(record.name)):
                 faults.append(fault)  # one by one: what was found before a crash counts
         except (NissError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             # A file in which a check does not find its way about is at fault itself.
@@ -68,25 +60,21 @@ def check_files(folder: Path, *, partial: bool = False) -> list[Fault]:
         return faults  # files that cannot be made out are among them
 
 
-def _faults(record: Record[Any], found: Mapping[str, Mapping[str, Record[Any]]]) -> Iterator[Fault]:
-    """All that is wrong with a file by itself, and beside the runs that a tuning was made for."""
+def _faults(record: Record[Any], tuned: Result | None) -> Iterator[Fault]:
+    """All that is wrong with a file by itself, and beside the search that its choices come from."""
     yield from _identities(record)
-    if record.experiment == design.FIGURE_4:
+    if record.experiment == FIGURE_4:
         yield from _attacks(record)
         return
     yield from _curves(record)
     yield from _copies(record)
-    if record.experiment in PANELS:
-        wrong = panel_faults(record)
-    else:
-        kinds = (design.BEYOND, design.DATASETS, design.SILOS)
-        runs = next((found[kind][record.name] for kind in kinds if record.name in found[kind]), None)
-        wrong = promise_faults(record, runs)
+    yield from _differences(record, _wanted_base(record))
+    wrong = panel_faults(record) if record.experiment in PANELS else promise_faults(record)
     yield from (Fault(kind, _where(record, cell), detail) for cell, kind, detail in wrong)
-    if record.experiment == design.TUNING:
+    if record.experiment == TUNING:
         yield from _search(record)
-    elif record.experiment not in PANELS:
-        yield from _choices(record, found[design.TUNING].get(record.name))
+    elif record.experiment in COMPARING:
+        yield from _choices(record, tuned)
 
 
 def _where(record: Record[Any], cell: str = "") -> str:
@@ -120,85 +108,80 @@ def _identities(record: Record[Any]) -> Iterator[Fault]:
     for cell in record.cells:
         if cell.id != _identity(record.experiment, cell.labels):
             yield Fault("settings", _where(record, cell.id), "its labels say that it is another cell")
-    if record.experiment in PANELS:
-        yield from _panel_faults(record)
-    elif record.experiment != design.FIGURE_4:
-        yield from _setting_faults(record)
 
 
 def _identity(experiment: str, labels: Mapping[str, Any]) -> str:
     if experiment in PANELS:
-        return design.panel_cell(labels["reading"], labels["x"], labels["seed"])
-    if experiment == design.FIGURE_4:
+        return paper.panel_cell(labels["reading"], labels["x"], labels["seed"])
+    if experiment == FIGURE_4:
         return f"{labels['noise']}/{labels['level']}/seed-{labels['seed']}"
-    if experiment == design.TUNING:
-        return design.trial_cell(labels)
-    return design.run_cell(labels["variant"], labels["method"], labels["epsilon"], labels["seed"])
+    return design.trial_cell(labels) if experiment == TUNING else design.run_cell(labels)
 
 
-def _panel_faults(record: Record[Any]) -> Iterator[Fault]:
-    """The settings of a panel are the paper's."""
-    base, panel, paper = record.base, design.find_panel(record.name), Setup()
-    wanted = {
-        "name": record.name,
-        "rounds": 100,
-        "data": {"dataset": panel.dataset, "split": design.SPLITS[panel.split]},
-        "model": {"name": panel.model},
-        "privacy": {"clip": paper.clip, "epsilon": paper.epsilon, "delta": paper.delta},
-        "training": {
-            "learning_rate": paper.learning_rate,
-            "batch_size": paper.batch_size,
-            "participants": paper.participants,
-        },
-    }
-    # Of a section, what the paper says of it.
-    said = {
-        name: {key: base[name][key] for key in one} if isinstance(one, dict) else base[name]
-        for name, one in wanted.items()
-    }
-    if panel.dataset in TRAINING_IMAGES:
-        yield from _differences(record, said, wanted)
-
-
-def _setting_faults(record: Record[Any]) -> Iterator[Fault]:
-    """The base of a setting is the one that its name stands for."""
-    setting, base = design.find_setting(record.name), record.base
-    known = setting.dataset in TRAINING_IMAGES
-    if not known and setting.model == "mlp":
-        return
+def _wanted_base(record: Record[Any]) -> Mapping[str, Any]:
+    """What a file should say of its settings, by its name; of data that nobody can know, what it says."""
+    base = record.base
+    if record.experiment in PANELS:
+        return paper.find_panel(record.name).base if base["dataset"] in TRAINING_IMAGES else base
+    if record.experiment == design.DEMOS:
+        return design.demo_base(record.name)
+    setting = design.find_setting(record.name)
+    known = TRAINING_IMAGES.get(setting.dataset)
+    if known is None and setting.model == "mlp":
+        return base
     wanted = setting.base
-    if record.experiment == design.TUNING:
+    if record.experiment == TUNING:
         # Who owns samples keeps a whole number of them, so that how many are held out follows from the data.
-        held = round(TRAINING_IMAGES[setting.dataset] / 6) if known else base["held_out"]
-        cut = setting.cut_to(TRAINING_IMAGES.get(setting.dataset, 0) - held)
-        wanted = {**cut.base, "held_out": held, "seed": 1}
-    if setting.experiment == design.DATASETS:
-        tested, guessed = base["tested"], base["majority"] * base["tested"]
+        held = round(known / 6) if known else base["held_out"]
+        records = setting.images - held if setting.batch else (known or 0) - held
+        wanted = {**setting.cut_to(records).base, "held_out": held, "seed": 1}
+    if "majority" in base:
         wanted |= {name: base[name] for name in ("tested", "majority")}
+    return wanted
+
+
+def _differences(record: Record[Any], wanted: Mapping[str, Any]) -> Iterator[Fault]:
+    """Between what a file and its runs say of their settings, and what they should."""
+    for name in sorted({*record.base, *wanted}):
+        if record.base.get(name) != wanted.get(name):
+            detail = f"{name} is {record.base.get(name)!r}, by its name {wanted.get(name)!r}"
+            yield Fault("settings", _where(record), detail)
+    if "majority" in record.base:
+        tested = record.base["tested"]
+        guessed = record.base["majority"] * tested
         if tested < 1 or not 0.0 < guessed < tested or abs(guessed - round(guessed)) > 1e-6:
-            detail = f"{base['majority']} is no part of {tested:,} labels"
+            detail = f"{record.base['majority']} is no part of {tested:,} labels"
             yield Fault("settings", _where(record), detail)
-    yield from _differences(record, base, wanted)
+    for cell in record.cells if record.experiment in COMPARING else ():
+        variant = design.VARIANTS[cell.labels["variant"]]
+        for name in ("rho", "dropout", "mode"):
+            if cell.labels[name] != (value := getattr(variant, name)):
+                detail = f"{name} is {cell.labels[name]!r}, of its variant {value!r}"
+                yield Fault("settings", _where(record, cell.id), detail)
+    named = {word for model, word in _ENGINES.items() if model != record.base.get("model", "mlp")}
+    for cell in record.cells:
+        if any(word in cell.engine for word in named):
+            yield Fault(
+                "settings", _where(record, cell.id), f"ran on an engine for another model: {cell.engine}"
+            )
 
 
-def _differences(record: Record[Any], said: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Fault]:
-    for name in sorted({*said, *wanted}):
-        if said.get(name) != wanted.get(name):
-            detail = f"{name} is {said.get(name)!r}, by its name {wanted.get(name)!r}"
-            yield Fault("settings", _where(record), detail)
+_ENGINES = {"mlp": "MLP in", "cnn": "CNN in", "gru": "Recurrent", "resnet": "ResNet"}
+"""By the model of a file: the word that the engine of a run has for it, if any."""
 
 
 def _curves(result: Result) -> Iterator[Fault]:
     """The accuracy is the end of the curve, the curve has a point for each round, in whole test images."""
     images = result.base.get("tested") or result.base.get("held_out", TEST_IMAGES)
-    dataset = result.base.get("dataset") or result.base["data"]["dataset"]
+    dataset = result.base["dataset"]
     for cell in result.cells:
         where = _where(result, cell.id)
         if not cell.curve or cell.accuracy != cell.curve[-1][1]:
             yield Fault("accuracy", where, f"{cell.accuracy} is not the end of its curve")
         if cell.rounds != result.base["rounds"]:
             yield Fault("accuracy", where, f"has {cell.rounds} rounds instead of {result.base['rounds']}")
-        if [at for at, _ in cell.curve] != list(range(1, cell.rounds + 1)):
+        every = result.base.get("evaluate_every", 1)
+        if [at for at, _ in cell.curve] != list(range(every, cell.rounds + 1, every)):
             yield Fault("accuracy", where, "its curve does not have every round once")
         for at, value in cell.curve:
             hits = value * images
@@ -215,11 +198,13 @@ def _copies(result: Result) -> Iterator[Fault]:
     values = np.array([[accuracy for _, accuracy in cell.curve] for cell in cells])
     if values.shape[1] < 10:
         return  # a few rounds agree by chance
+    most = COPIED if result.base.get("tested", TEST_IMAGES) >= 1000 else NEARLY_ALL
     for number, cell in enumerate(cells[:-1]):
         same = (values[number + 1 :] == values[number]).mean(axis=1)
         for other in np.flatnonzero(same > COPIED) + number + 1:
             twin = cells[int(other)]
-            if not _may_agree(cell, twin, float(same[other - number - 1])):
+            part = float(same[other - number - 1])
+            if part > most and not _may_agree(cell, twin, part):
                 yield Fault("seeds", _where(result, cell.id), f"has the curve of {twin.id}")
 
 
@@ -260,7 +245,7 @@ def _run(record: Record[Any], cell: AnyCell) -> str:
         # Noise that cancels is the same run whatever its size.
         sigma = f"{labels.pop('sigma_k'):.6g}" if labels["x"] else ""
         return f"panel {record.name} {sigma} {sorted(labels.items())}"
-    if record.experiment in (design.BEYOND, design.DATASETS, design.SILOS):
+    if record.experiment in (*COMPARING, design.DEMOS):
         return f"run {record.name} {sorted(labels.items(), key=str)}"
     return f"{record.experiment} {record.name} {cell.id}"
 
@@ -269,29 +254,19 @@ def _choices(result: Result, tuned: Result | None) -> Iterator[Fault]:
     """Every run has the choice that was best on the held-out images."""
     setting = design.find_setting(result.name)
     for cell in result.cells:
-        labels = cell.labels
-        # Without noise the one choice serves for every epsilon.
-        choice, tuned_for = chosen(
-            tuned, setting, labels["method"], labels["epsilon"] or 1.0, labels["variant"]
-        )
+        choice, tuned_for = chosen(tuned, setting, Contestant.of(cell.labels))
         wanted = {**asdict(choice), "tuned_for": tuned_for}
-        said = {name: labels[name] for name in wanted}
+        said = {name: cell.labels[name] for name in wanted}
         if said != wanted:
             yield Fault("tuning", _where(result, cell.id), f"runs with {said}; the trials say {wanted}")
 
 
 def _search(result: Result) -> Iterator[Fault]:
     """The search is played again from its trials: nothing is missing, and nothing was tried beyond it."""
-    labels = [cell.labels for cell in result.cells]
-    groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
-    for method, variant, epsilon in sorted(groups):
-        axes = axes_for(design.METHODS[method], axes_of(design.find_setting(result.name)))
-        trials = {
-            choice_of(cell.labels, axes): cell.accuracy
-            for cell in trials_of(result, method, variant)
-            if (cell.labels["epsilon"] or 0.0) == epsilon
-        }
-        where = _where(result, f"{variant}/{method}/epsilon={epsilon:g}")
+    setting = design.find_setting(result.name)
+    for one in searches_in(result):
+        axes, trials = axes_for(one.method, axes_of(setting)), trials_of(result, setting, one)
+        where = _where(result, f"{one.variant.name}/{one.method.name}/epsilon={one.epsilon or 0.0:g}")
         if not trials.keys() <= set(axes.choices()):
             yield Fault("tuning", where, "was tried with choices that are not in the grid")
         elif missing := next_trials(axes, trials):
@@ -327,10 +302,9 @@ def _attacks(leaks: Leaks) -> Iterator[Fault]:
 
 
 def fingerprint(record: Record[Any]) -> str:
-    """Of everything in a result file but how long and on what it ran."""
-    untold = ("seconds", "engine")
+    """Of everything in a result file but how long it ran."""
     cells = [
-        {name: value for name, value in vars(cell).items() if name not in untold and value != {}}
+        {name: value for name, value in vars(cell).items() if name != "seconds" and value != {}}
         for cell in record.cells
     ]
     value = [record.experiment, record.name, record.base, cells]

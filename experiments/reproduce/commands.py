@@ -15,8 +15,10 @@ from typing import Annotated, Any
 import typer
 from typing_extensions import Doc
 
-from experiments.reproduce import design
-from experiments.reproduce.sensitivity import find_reading
+from experiments.reproduce import design, paper
+from experiments.reproduce.paper import find_reading
+from experiments.reproduce.session import RESULTS, RUNS, Comparison, play
+from niss.cli.experiments import VerifyOptions
 from niss.cli.options import from_options, option, register
 from niss.cli.simulate import parse_settings
 from niss.cli.terminal import PartProgress, RoundProgress, kept_on_interrupt, print_json, say
@@ -25,7 +27,6 @@ from niss.files import write_output
 
 app = typer.Typer()
 
-RESULTS, RUNS = Path("results/paper"), Path("runs/reproduce")
 SECONDS_A_CELL = 25
 """Of Figure 4: the mean over the cells of the committed results, on one core of a busy machine: from 2 s to 2 min."""
 
@@ -72,8 +73,8 @@ class Panels(Training):
     )
 
     @property
-    def panels(self) -> Sequence[design.Panel]:
-        return design.PANELS if self.panel == ("all",) else [design.find_panel(name) for name in self.panel]
+    def panels(self) -> Sequence[paper.Panel]:
+        return paper.PANELS if self.panel == ("all",) else [paper.find_panel(name) for name in self.panel]
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class Panels(Training):
 class Figure3(Panels):
     """All X and seeds of a panel at once."""
 
-    x: Annotated[tuple[float, ...], Doc("Comma-separated values of X = tau^2.")] = design.X_VALUES
+    x: Annotated[tuple[float, ...], Doc("Comma-separated values of X = tau^2.")] = paper.X_VALUES
     reading: Annotated[str, Doc("Of the sensitivity: see `niss reproduce readings`; or sigma_k itself.")] = (
         "nbafl"
     )
@@ -112,7 +113,7 @@ def figure_3(options: Figure3) -> None:
                 panel, rounds=options.rounds, device=options.device, overrides=options.overrides
             )
             cells = panel_cells(base, seeds=options.seed_numbers, xs=options.x, reading=reading)
-            left = _missing(cells, read_result(result_path(options.out, design.FIGURE_3, panel.name)))
+            left = _missing(cells, read_result(result_path(options.out, paper.FIGURE_3, panel.name)))
             seconds = panel.expected_seconds(options.rounds, left)
             typer.echo(f"{panel.name}: {left} cells left, about {seconds:.0f} s on an H200")
     if not options.dry_run:
@@ -138,8 +139,8 @@ class Figure4(Experiment):
     reading: Annotated[
         tuple[str, ...], Doc("Comma-separated: see `niss reproduce readings`; or sigma_k itself.")
     ] = ("nbafl",)
-    iterations: Annotated[int, Doc("Most iterations of the search.")] = option(design.ITERATIONS, min=1)
-    restarts: Annotated[int, Doc("Random starts, tried side by side.")] = option(design.RESTARTS, min=1)
+    iterations: Annotated[int, Doc("Most iterations of the search.")] = option(paper.ITERATIONS, min=1)
+    restarts: Annotated[int, Doc("Random starts, tried side by side.")] = option(paper.RESTARTS, min=1)
     dry_run: Annotated[bool, Doc("Only say what would be run.")] = False
 
 
@@ -153,13 +154,13 @@ def figure_4(options: Figure4) -> None:
     """
     from experiments.reproduce.results import read_result, result_path
 
-    levels = design.find_levels(tuple(design.LEVELS) if options.level == ("all",) else options.level)
+    levels = paper.find_levels(tuple(paper.LEVELS) if options.level == ("all",) else options.level)
     readings = [find_reading(name) for name in options.reading]
-    images = design.IMAGES if options.image == ("all",) else options.image
+    images = paper.IMAGES if options.image == ("all",) else options.image
     if options.dry_run:
-        cells = design.cells_of(levels, readings, options.seed_numbers)
+        cells = paper.cells_of(levels, readings, options.seed_numbers)
         for image in images:
-            path = result_path(options.out, design.FIGURE_4, design.picture_name(image))
+            path = result_path(options.out, paper.FIGURE_4, paper.picture_name(image))
             left = _missing(cells, read_result(path))
             minutes = left * SECONDS_A_CELL / 60
             typer.echo(f"{image}: {left} cells left, about {minutes:.0f} min on one CPU core")
@@ -199,59 +200,46 @@ def sweep(options: Sweep) -> None:
     _work_through({panel.name: partial(run_sweep, panel, **places) for panel in options.panels}, options)
 
 
-@dataclass(frozen=True)
-class Beyond(Training):
-    """For each setting: tune every method, then run it."""
-
-    setting: Annotated[
-        tuple[str, ...], Doc("Comma-separated, e.g. mnist-iid-client-100-of-1000; or all.")
-    ] = ("all",)
-    epsilons: Annotated[tuple[float, ...], Doc("Comma-separated, over the whole training.")] = design.EPSILONS
-    methods: Annotated[tuple[str, ...] | None, Doc("Comma-separated; all by default.")] = None
-    variant: Annotated[tuple[str, ...], Doc("Comma-separated: none, collusion, tolerate, repair.")] = tuple(
-        design.VARIANTS
-    )
-    rounds: Annotated[int | None, Doc("Rounds.")] = option(None, min=1)
-    tune: Annotated[bool, Doc("Tune clip, rate and width on held-out images first.")] = True
-    tune_epsilons: Annotated[
-        tuple[float, ...], Doc("Where to tune; the others take the nearest one's choice.")
-    ] = (3.0,)
-    tune_only: Annotated[bool, Doc("Tune, and stop.")] = False
-    at_once: Annotated[int, Doc("Cells that train together; results are kept after each such group.")] = (
-        option(8, min=1)
-    )
-
-
 @register(app, "beyond")
-@from_options(Beyond, quiet=True)
-def beyond(options: Beyond) -> None:
+@from_options(Comparison)
+def beyond(options: Comparison) -> None:
     """Every method at the same epsilon in the joint view, tuned with the same effort.
 
     Examples:
     niss reproduce beyond --setting mnist-iid-client-100-of-1000 --epsilons 3 --methods niss-planned
-    niss reproduce beyond --setting shakespeare-gru --stop-after 800
+    niss reproduce beyond --setting shakespeare-gru --processes 8 --stop-after 560
     """
-    from experiments.reproduce.beyond import run_setting, tune
-
-    places = options.places("work", "at_once")
-    seeds, methods = places.pop("seeds"), options.methods
-    pieces: dict[str, Piece] = {}
-    for name in design.COMPARED if options.setting == ("all",) else options.setting:
-        setting = design.find_setting(name, rounds=options.rounds)
-        if options.tune or options.tune_only:
-            more: dict[str, Any] = {"methods": methods, "variants": options.variant, **places}
-            pieces[f"{name}, tuning"] = partial(tune, setting, options.tune_epsilons, **more)
-        if not options.tune_only:
-            pieces[name] = partial(
-                run_setting,
-                setting,
-                **places,
-                epsilons=options.epsilons,
-                methods=methods,
-                variants=options.variant,
-                seeds=seeds,
+    options.settings()
+    try:
+        if left := play(options):
+            raise RunFolderError(
+                f"{len(left)} tasks are left: {', '.join(left)}", hint="the same command goes on"
             )
-    _work_through(pieces, options)
+    finally:
+        if options.out.is_dir():
+            present(options.out)
+
+
+@dataclass(frozen=True)
+class Demos(Training):
+    """The presets one after the other."""
+
+    preset: Annotated[tuple[str, ...], Doc("Comma-separated: demo, silos.")] = design.PRESETS
+
+
+@register(app, "demos")
+@from_options(Demos, quiet=True)
+def demos(options: Demos) -> None:
+    """The comparisons of the presets, whose numbers README and tutorial have; minutes on a CPU.
+
+    Examples:
+    niss reproduce demos --device cpu
+    """
+    from experiments.reproduce.beyond import run_demo
+
+    places = options.places("work")
+    del places["seeds"]
+    _work_through({name: partial(run_demo, name, **places) for name in options.preset}, options)
 
 
 @register(app, "merge")
@@ -329,44 +317,60 @@ def _work_through(pieces: Mapping[str, Piece], options: Experiment, shown: type[
                 present(options.out)
 
 
-def verify(results: Path, text: Sequence[Path] | None, *, partial: bool, as_json: bool) -> None:
+UNVERIFIED = (
+    "not computed again: accuracies, which only a run can tell (--rerun 3 runs three cells again); how long a run took "
+    "and on which machine; attacks, but for their scores; numbers of the docs outside marks, such as benchmarks"
+)
+
+
+def verify(options: VerifyOptions) -> None:
     """Compute the result files again, check every claim against them, and what text and figures say.
 
-    `text` is README and docs by default; `partial`: not all of the design has been run, and nothing is published yet.
-    Prints what was found; ends with code 1 where something does not add up.
+    Prints what was found, and what cannot be; ends with code 1 where something does not add up.
     """
-    from experiments.reproduce.checks import check_files
+    from experiments.reproduce.checks import Fault, check_files
     from experiments.reproduce.claims import check_claims
     from experiments.reproduce.text import disagreements, figure_faults, results_folder, text_faults
 
-    folder = results_folder(results)
+    folder = results_folder(options.results)
     if not folder.is_dir():
         raise RunFolderError(f"{folder} does not exist", hint="run `niss reproduce` first")
-    published = [] if partial else [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
-    files = text if text is not None else published
-    faults = check_files(folder, partial=partial)
-    if not partial:
+    published = [] if options.partial else [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
+    texts = published if options.text is None else options.text
+    faults = check_files(folder, partial=options.partial)
+    if not options.partial:
         faults += [*figure_faults(folder, Path("docs/images")), *text_faults(folder, Path())]
     claims = check_claims(folder)
-    wrong = [one for path in files if path.exists() for one in disagreements(path, folder)]
+    wrong = [one for path in texts if path.exists() for one in disagreements(path, folder)]
     failed = [claim for claim in claims if claim.required and claim.holds is False]
-    if as_json:
+    again = []
+    if options.rerun:
+        from experiments.reproduce.rerun import rerun_some
+
+        say(f"running {options.rerun} cells again, each in about {options.rerun_seconds:g} s or less")
+        again = list(rerun_some(folder, options.rerun, options.rerun_seconds))
+        faults += [Fault("rerun", one.where, one.detail) for one in again if not one.agrees]
+    if options.as_json:
         print_json(
             {
                 "faults": [asdict(fault) for fault in faults],
                 "claims": [asdict(claim) for claim in claims],
                 "disagreements": [{**asdict(one), "path": str(one.path)} for one in wrong],
+                "reruns": [asdict(one) for one in again],
+                "unverified": UNVERIFIED,
             }
         )
     else:
-        files = sorted(folder.glob("*/*.json"))
-        say(f"{len(files)} result files computed again: {len(faults)} faults")
-        for fault in faults:
-            typer.echo(f"{fault.kind + ' is wrong':16}  {fault.where}: {fault.detail}")
-        for claim in claims:
-            typer.echo(f"{claim.verdict:16}  {claim.name}: {claim.detail}")
-        for one in wrong:
-            typer.echo(f"{'text is wrong':16}  {one.path}: {one.key} does not say what the files say")
+        say(f"{len(sorted(folder.glob('*/*.json')))} result files computed again: {len(faults)} faults")
+        lines = [(f"{fault.kind} is wrong", f"{fault.where}: {fault.detail}") for fault in faults]
+        lines += [(claim.verdict, f"{claim.name}: {claim.detail}") for claim in claims]
+        lines += [
+            ("text is wrong", f"{one.path}: {one.key} does not say what the files say") for one in wrong
+        ]
+        lines += [(f"again, {one.seconds:.0f} s", f"{one.where}: {one.detail}") for one in again]
+        for kind, detail in lines:
+            typer.echo(f"{kind:16}  {detail}")
+        say(UNVERIFIED)
     if faults or failed or wrong:
         typer.echo(
             f"{len(faults)} faults, {len(failed)} claims do not hold, {len(wrong)} places in the text disagree; "

@@ -1,197 +1,43 @@
-"""What is compared: the panels of Figure 3, the pictures and levels of Figure 4, and the settings beyond the paper.
+"""What is compared beyond the paper: settings, methods, what goes wrong, and which cells every result file has.
 
 Nothing here loads torch, so that the command line can name it all at once.
 
 Settings beyond the paper hide whole clients, and have the size of a round in their name
 (`mnist-iid-client-100-of-1000`): fixed cohorts come in turn, so that every method has the same clients in the same
 rounds; only secret sampling draws its own. Those of silos (`mnist-non-iid-record-10-silos`) hide single records.
+
+A `Contestant` is a method under a variant at an epsilon: who is tuned, run, compared and computed again.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, find_reading, given_sigma
+from experiments.reproduce import paper
+from experiments.reproduce.paper import (
+    FIGURE_3,
+    FIGURE_4,
+    NBAFL,
+    SEEDS,
+    SWEEP,
+    titled,
+    training_images,
+)
 from niss.errors import ConfigError
 from niss.methods import METHODS as KINDS
 
-FIGURE_3, SWEEP, FIGURE_4 = "figure-3", "sweep", "figure-4"
-BEYOND, TUNING, DATASETS, SILOS = "beyond", "tuning", "datasets", "silos"
-"""The experiments, and their folders in the results."""
-
-SPLITS = {"iid": "iid", "non-iid": "shards", "natural": "natural"}
-"""The splits as the paper calls them, and as `niss` does; with `natural`, clients have what is theirs in the data."""
-
-X_VALUES = (0.0, 0.3, 0.6, 1.0)
-SECONDS_A_ROUND = {"mlp": 0.027, "cnn": 0.21}
-"""Seconds that a round of one cell takes on an NVIDIA H200: 30 clients, 5 epochs, evaluation included."""
-
-
-def _title(*parts: str) -> str:
-    words = {
-        "mnist": "MNIST",
-        "cifar10": "CIFAR-10",
-        "shakespeare": "Shakespeare",
-        "iid": "IID",
-        "non-iid": "non-IID",
-        "gru": "GRU",
-        "resnet": "ResNet",
-    }
-    return ", ".join(words.get(part, part) for part in parts)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One of the eight; `split` is `iid` or `non-iid` (two label-sorted shards a client)."""
-
-    dataset: str
-    model: str
-    split: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.dataset}-{self.model}-{self.split}"
-
-    @property
-    def title(self) -> str:
-        """For a reader: `MNIST, MLP, non-IID`."""
-        return _title(self.dataset, self.model.upper(), self.split)
-
-    def expected_seconds(self, rounds: int, cells: int) -> float:
-        """What an H200 needs for that many cells."""
-        return SECONDS_A_ROUND[self.model] * rounds * cells
-
-
-PANELS = tuple(
-    Panel(dataset, model, split)
-    for dataset in ("mnist", "cifar10")
-    for model in ("mlp", "cnn")
-    for split in ("iid", "non-iid")
-)
-
-
-@cache
-def _training_images() -> dict[str, int]:
-    """The image datasets that niss knows, and how many training images each has."""
-    from niss.data import list_datasets
-
-    return {info.name: info.train_size for info in list_datasets() if info.kind == "images"}
-
-
-def find_panel(name: str) -> Panel:
-    """The panel of that name; any dataset that niss knows may stand in front."""
-    found = re.fullmatch(r"(.+)-(mlp|cnn)-(iid|non-iid)", name)
-    if found is None or found[1] not in _training_images():
-        raise ConfigError(
-            f"unknown panel {name!r}",
-            field="--panel",
-            hint="use one of: " + ", ".join(panel.name for panel in PANELS),
-        )
-    return Panel(found[1], found[2], found[3])
-
-
-def panels_in(results: Mapping[str, Any]) -> list[Panel]:
-    """Those that there are results for, as the paper has them; others behind."""
-    known = [panel for panel in PANELS if panel.name in results]
-    return [*known, *map(find_panel, sorted(results.keys() - {panel.name for panel in known}))]
-
-
-IMAGES = ("mnist:0", "mnist:7", "cifar10:4", "cifar10:7")
-"""Training pictures, which are what a client holds."""
-CLIENTS = 30
-ITERATIONS, RESTARTS, FRAMES = 2000, 4, 8
-CLIENT_NOISE = "client"
-"""The label of the noise that hides a whole client: epsilon = 3, delta = 1e-5, in one round."""
-
-
-@dataclass(frozen=True)
-class Level:
-    """One way to protect an upload, and what the server looks at: `alone` (this upload) or `joint` (all of them).
-
-    `calibrated` sizes what does not cancel for the joint view; NISS otherwise has tau = 0. `promising` takes the
-    noise of `client` instead of the paper's.
-    """
-
-    name: str
-    title: str
-    method: str
-    view: str = "alone"
-    calibrated: bool = False
-    promising: bool = False
-
-
-LEVELS = {
-    level.name: level
-    for level in (
-        Level("fedavg", "FedAvg", "fedavg"),
-        Level("dp-fedavg", "DP-FedAvg", "dp-fedavg"),
-        Level("niss", "NISS as printed", "niss"),
-        Level("niss-joint", "NISS as printed, all uploads", "niss", view="joint"),
-        Level("niss-calibrated", "NISS calibrated, all uploads", "niss", view="joint", calibrated=True),
-        Level("client-dp-fedavg", "DP-FedAvg", "dp-fedavg", promising=True),
-        Level("client-niss", "NISS, τ = 0", "niss", promising=True),
-        Level("client-niss-joint", "NISS, τ = 0, all uploads", "niss", view="joint", promising=True),
-        Level(
-            "client-niss-calibrated",
-            "NISS calibrated, all uploads",
-            "niss",
-            view="joint",
-            calibrated=True,
-            promising=True,
-        ),
-    )
-}
-PAPER_LEVELS = ("fedavg", "dp-fedavg", "niss")
-
-
-def find_levels(names: Sequence[str]) -> list[Level]:
-    unknown = [name for name in names if name not in LEVELS]
-    if unknown or not names:
-        raise ConfigError(
-            f"unknown level {unknown[0]!r}" if unknown else "expected at least one level",
-            field="--level",
-            hint="use some of: " + ", ".join(LEVELS),
-        )
-    return [LEVELS[name] for name in names]
-
-
-def picture_name(image: str) -> str:
-    """`cifar10:7` as the name of a file, and of a result."""
-    return image.replace(":", "-")
-
-
-def cells_of(
-    levels: Sequence[Level], readings: Sequence[Reading], seeds: Sequence[int]
-) -> dict[str, tuple[dict[str, Any], Level, Reading]]:
-    """All cells of a picture by id: its labels, its level and the paper's noise it takes, where it takes that."""
-    cells: dict[str, tuple[dict[str, Any], Level, Reading]] = {}
-    for seed in seeds:
-        for reading in readings:
-            for level in levels:
-                noise = CLIENT_NOISE if level.promising else reading.name
-                noise = "none" if level.method == "fedavg" else noise
-                labels = {
-                    "level": level.name,
-                    "noise": noise,
-                    "sigma_k": reading.sigma(Setup()) if noise == reading.name else None,
-                    "view": level.view,
-                    "seed": seed,
-                }
-                cells.setdefault(f"{noise}/{level.name}/seed-{seed}", (labels, level, reading))
-    return cells
-
-
-SWEEP_FACTORS = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
-"""sigma_k in a sweep, in units of the NbAFL reading's."""
+BEYOND, TUNING, DATASETS, SILOS, DEMOS = "beyond", "tuning", "datasets", "silos", "demos"
+COMPARING = (BEYOND, DATASETS, SILOS)
+EXPERIMENTS = (FIGURE_3, SWEEP, TUNING, *COMPARING, DEMOS, FIGURE_4)
+"""The experiments, and their folders in the results: those that compare methods, and all, the attacks last."""
 
 EPSILONS = (1.0, 3.0, 8.0)
-SEEDS = (1, 2, 3)
-DELTA = 1e-5
+DELTA, TUNED_AT = 1e-5, 3.0
 UNIT = "client"
 COHORT_ROUNDS, LARGE_ROUNDS = 100, 30
 """Rounds of a setting, and of one with a thousand clients in each, which are dear."""
@@ -202,12 +48,14 @@ LARGE = 1000
 class Setting:
     """A dataset and a split; cohorts of `participants` come in turn, of so many `clients`.
 
-    images    samples of each client
-    model     the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
-              tuned over
-    batch     of silos that hide single records: the probability with which each is in the batch of a round. Their
-              server steps with momentum, and its rate is the one that is tuned
-    epsilons  promised, the first of them where nobody is tuned at epsilon 3; `seeds` of the runs
+    images      samples of each client
+    model       the network; all but the MLP are of one size, `width`, and have `clips` and `rates` of their own to be
+                tuned over
+    batch       of silos that hide single records: the probability with which each is in the batch of a round. Their
+                server steps with momentum, and its rate is the one that is tuned
+    epsilons    promised, the first of them where nobody is tuned at epsilon 3; `seeds` of the runs
+    trials      seeds of each trial of a search; of several it scores the mean (`Cell.score`)
+    parameters  of the model, where they are few, so that variances are measured over few numbers
     """
 
     dataset: str
@@ -225,6 +73,8 @@ class Setting:
     batch: float | None = None
     epsilons: tuple[float, ...] = EPSILONS
     seeds: tuple[int, ...] = SEEDS
+    trials: tuple[int, ...] = (1,)
+    parameters: int = 0
 
     @property
     def name(self) -> str:
@@ -249,42 +99,33 @@ class Setting:
         return tuple(name for name in VARIANTS if name != "late") if self.model == "mlp" else ("none",)
 
     @property
+    def participations(self) -> int:
+        """Rounds in which a client takes part."""
+        return math.ceil(self.rounds / (self.clients // self.participants))
+
+    @property
+    def tuned_at(self) -> float:
+        """The epsilon at which everyone is tuned; the choice serves for the others too."""
+        return TUNED_AT if TUNED_AT in self.epsilons else self.epsilons[0]
+
+    @property
     def title(self) -> str:
         """For a reader: `MNIST, IID`, or `Shakespeare, GRU`."""
         if self.batch is not None:
-            return _title(self.dataset, self.split)
-        return _title(self.dataset, self.split if self.model == "mlp" else self.model)
+            return titled(self.dataset, self.split)
+        return titled(self.dataset, self.split if self.model == "mlp" else self.model)
 
     @property
     def base(self) -> dict[str, Any]:
         """What all of its cells have in common, for its result file."""
+        sizes = {"clients": self.clients, "participants": self.participants, "rounds": self.rounds}
+        base = {"dataset": self.dataset, "split": self.split, **sizes, "delta": DELTA}
+        model = {} if self.model == "mlp" else {"model": self.model}
         if self.batch is not None:
-            return {
-                "dataset": self.dataset,
-                "split": self.split,
-                "unit": "record",
-                "clients": self.clients,
-                "participants": self.participants,
-                "rounds": self.rounds,
-                "delta": DELTA,
-                "batch": self.batch,
-                "records": self.images,
-                "model": self.model,
-            }
-        return {
-            "dataset": self.dataset,
-            "split": self.split,
-            "unit": UNIT,
-            "clients": self.clients,
-            "participants": self.participants,
-            "rounds": self.rounds,
-            "delta": DELTA,
-            "local_epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "sampling": "cyclic",
-            "images_per_client": self.images,
-            **({} if self.model == "mlp" else {"model": self.model}),
-        }
+            few = {"parameters": self.parameters} if self.parameters else {}
+            return base | {"unit": "record", "batch": self.batch, "records": self.images, **model, **few}
+        training = {"local_epochs": self.epochs, "batch_size": self.batch_size, "sampling": "cyclic"}
+        return base | {"unit": UNIT, **training, "images_per_client": self.images, **model}
 
     def cut_to(self, records: int) -> Setting:
         """The same on a training set cut to so many images: as many to a client, hence fewer cohorts."""
@@ -337,35 +178,51 @@ short. Files of other sizes do not mix: their base says what they were run with.
 """
 
 
+_MNIST = Setting(
+    "mnist",
+    "iid",
+    participants=10,
+    clients=10,
+    rounds=300,
+    images=60_000,
+    model="cnn",
+    clips=(0.05, 0.1, 0.2),
+    rates=(2.0, 4.0, 8.0),
+    batch=0.1,
+    epsilons=(2.93,),
+)
+_PATIENTS = Setting(
+    "breast-cancer",
+    "iid",
+    participants=10,
+    clients=10,
+    rounds=40,
+    images=455,
+    model="logistic",
+    clips=(0.1, 0.3, 1.0),
+    rates=(0.25, 0.5, 1.0, 2.0),
+    batch=0.2,
+    epsilons=(1.0,),
+    trials=SEEDS,
+    parameters=62,
+)
 _SILOS = {
-    "mnist": Setting(
-        "mnist",
-        "iid",
-        participants=10,
-        clients=10,
-        rounds=300,
-        images=60_000,
-        model="cnn",
-        clips=(0.05, 0.1, 0.2),
-        rates=(2.0, 4.0, 8.0),
-        batch=0.1,
-        epsilons=(2.93,),
-    ),
-    "cifar10": Setting(
-        "cifar10",
-        "iid",
-        participants=10,
-        clients=10,
+    "mnist": _MNIST,
+    "cifar10": replace(
+        _MNIST,
+        dataset="cifar10",
         rounds=150,
         images=50_000,
-        model="cnn",
         clips=(0.1,),
         rates=(1.0, 2.0, 4.0),
-        batch=0.1,
         epsilons=(7.53,),
     ),
+    "breast-cancer": _PATIENTS,
+    "digits": replace(_PATIENTS, dataset="digits", images=1438, epsilons=(2.0,), parameters=650),
 }
-"""Silos with the networks of Papernot et al. (2021), at the epsilons of their figures."""
+"""Silos: pictures with the networks of Papernot et al. (2021), at the epsilons of their figures; and tables, with
+logistic regression, that come with scikit-learn."""
+TABULAR = ("breast-cancer", "digits")
 IN_SILOS = {
     "mnist-non-iid-record-10-silos": 5,
     "mnist-non-iid-record-30-silos": 3,
@@ -423,12 +280,17 @@ class Method:
     noise: str
     faults: tuple[str, ...] = ()
     trusting: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    training: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    training: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def private(self) -> bool:
         return self.noise != "none"
+
+    @property
+    def protects(self) -> bool:
+        """Whether something is promised to somebody."""
+        return self.noise not in ("none", "cancelled")
 
     def suffers(self, variant: Variant) -> bool:
         """Whether it is run under a variant: where that makes a difference to it."""
@@ -448,16 +310,106 @@ METHODS = {
         Method("secagg-ddg", "secagg-ddg", "masked", ("collusion", "repair")),
         Method("niss-planned", "niss", "shares", (*_ALL, "late")),
         Method("niss-carried", "niss-carried", "carried", _ALL, settings={"graph": "complete"}),
+        Method("alone", "alone", "alone"),
     )
     if method.kind in KINDS
 }
 """The contestants, in the order of tables and legends. Another one is another line."""
 
 
-def contestants_of(setting: Setting) -> list[Method]:
+EVERYONE = METHODS | {
+    method.name: method
+    for method in (
+        Method("niss", "niss", "shares"),
+        Method("niss-as-printed", "niss", "cancelled"),
+    )
+}
+"""With those that are compared in the presets alone."""
+PRESETS = ("demo", "silos")
+
+
+def demo_base(name: str) -> dict[str, Any]:
+    """What all runs of a preset have in common, for its result file."""
+    from niss.data.catalog import spec_named
+    from niss.simulation import preset
+
+    config, records = preset(name), {}
+    spec, privacy = spec_named(config.data.dataset), config.privacy
+    if privacy.batch is not None:
+        records = {"batch": privacy.batch, "records": spec.train_size}
+    return {
+        "dataset": spec.name,
+        "split": config.split,
+        "model": config.model.name,
+        "unit": privacy.unit,
+        "clients": config.clients,
+        "participants": config.participants,
+        "rounds": config.rounds,
+        "evaluate_every": config.evaluate_every,
+        "delta": privacy.delta,
+        **records,
+        "tested": spec.test_size,
+    }
+
+
+def demo_labels(name: str) -> dict[str, dict[str, Any]]:
+    """The labels of each run of a preset, by the title of its method."""
+    from niss.simulation import preset
+
+    config, found = preset(name), {}
+    for method in config.methods:
+        plan, kind = config.plan(method), EVERYONE[method.title]
+        more: dict[str, Any] = {"clip": plan.clip, "seed": config.seed, "participations": plan.participations}
+        more["epsilon"] = config.privacy.epsilon if kind.private else None
+        found[method.title] = Contestant(kind, VARIANTS["none"], None).labels | more
+    return found
+
+
+def methods_of(setting: Setting) -> list[Method]:
     """Who takes part in a setting: where records are hidden, whoever has an account of them."""
-    wanted = ("none", "own", "sum", "shares") if setting.batch is not None else None
-    return [method for method in METHODS.values() if wanted is None or method.noise in wanted]
+    wanted = (
+        {"none", "own", "sum", "shares"}
+        if setting.batch is not None
+        else {one.noise for one in METHODS.values()}
+    )
+    wanted = wanted | {"alone"} if setting.dataset in TABULAR else wanted - {"alone"}
+    return [method for method in METHODS.values() if method.noise in wanted]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method under a variant at an epsilon; None where nothing is promised."""
+
+    method: Method
+    variant: Variant
+    epsilon: float | None
+
+    @classmethod
+    def of(cls, labels: Mapping[str, Any]) -> Contestant:
+        """Whose run, or trial, carries these labels."""
+        return cls(EVERYONE[labels["method"]], VARIANTS[labels["variant"]], labels["epsilon"])
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What all of its runs and trials carry."""
+        return {"method": self.method.name, "variant": self.variant.name, "epsilon": self.epsilon}
+
+    def trial(self, choice: Choice, seed: int | None = None) -> dict[str, Any]:
+        """The labels of a trial, with its seed where there are several."""
+        clip = choice.clip if self.method.private else None
+        return self.labels | asdict(choice) | {"clip": clip} | ({} if seed is None else {"seed": seed})
+
+
+def contestants(
+    epsilons: Sequence[float], methods: Sequence[str], variants: Sequence[str] = ("none",)
+) -> list[Contestant]:
+    """Everyone who is tuned and run for these methods, under the variants that make a difference to them."""
+    return [
+        Contestant(method, VARIANTS[variant], epsilon)
+        for method, variant in product((METHODS[name] for name in methods), variants)
+        if method.suffers(VARIANTS[variant])
+        for epsilon in (epsilons if method.private else (None,))
+    ]
 
 
 def find_setting(name: str, *, rounds: int | None = None) -> Setting:
@@ -466,7 +418,7 @@ def find_setting(name: str, *, rounds: int | None = None) -> Setting:
     Cohorts of 100 come in turn, and the images are dealt out to 1,000 clients; who has many takes larger batches, so as
     few steps.
     """
-    if silos := re.fullmatch(r"(mnist|cifar10)-(non-iid|iid)-record-(\d+)-silos", name):
+    if silos := re.fullmatch(rf"({'|'.join(_SILOS)})-(non-iid|iid)-record-(\d+)-silos", name):
         setting = _SILOS[silos[1]]
         size = int(silos[3])
         return replace(
@@ -480,14 +432,14 @@ def find_setting(name: str, *, rounds: int | None = None) -> Setting:
     if name in MODELLED:
         return replace(MODELLED[name], rounds=rounds or MODELLED[name].rounds)
     found = re.fullmatch(rf"(.+?)-(non-iid|iid)-{UNIT}-(\d+)-of-(\d+)", name)
-    if found is None or found[1] not in _training_images():
+    if found is None or found[1] not in training_images():
         raise ConfigError(
             f"unknown setting {name!r}",
             field="--setting",
             hint=f"for example {COMPARED[0]}, " + ", ".join(MODELLED),
         )
     dataset, split, participants, clients = found[1], found[2], int(found[3]), int(found[4])
-    images = _training_images()[dataset] // max(clients, 1)
+    images = training_images()[dataset] // max(clients, 1)
     if not 2 <= participants <= clients or clients % participants or not images:
         raise ConfigError(
             f"cannot deal {dataset} out to {clients} clients in cohorts of {participants}",
@@ -516,66 +468,42 @@ COMPARED = (
 """The settings with fixed cohorts, in which all rivals meet; the most telling first."""
 
 
-def panel_cell(reading: str, x: float, seed: int) -> str:
-    """The id of a cell of Figure 3 or of the sweep."""
-    return f"{reading}/X={x:g}/seed-{seed}"
-
-
-def run_cell(variant: str, method: str, epsilon: float | None, seed: int) -> str:
+def run_cell(labels: Mapping[str, Any]) -> str:
     """The id of a run beyond the paper."""
-    parts = [variant, method, *([] if epsilon is None else [f"epsilon={epsilon:g}"]), f"seed-{seed}"]
-    return "/".join(parts)
+    epsilon = [] if labels["epsilon"] is None else [f"epsilon={labels['epsilon']:g}"]
+    return "/".join([labels["variant"], labels["method"], *epsilon, f"seed-{labels['seed']}"])
 
 
 def trial_cell(labels: Mapping[str, Any]) -> str:
     """The id of a trial of the tuning."""
-    variant = labels.get("variant", "none")
     numbers = [f"{name}={labels[name]:g}" for name in ("epsilon", "clip") if labels[name] is not None]
-    rate, hidden = labels["learning_rate"], labels["hidden"]
-    parts = [] if variant == "none" else [variant]
-    return "/".join([*parts, labels["method"], *numbers, f"rate={rate:g}", f"hidden={hidden}"])
+    parts = [] if labels["variant"] == "none" else [labels["variant"]]
+    choice = [f"rate={labels['learning_rate']:g}", f"hidden={labels['hidden']}"]
+    seed = [f"seed-{labels['seed']}"] if "seed" in labels else []
+    return "/".join([*parts, labels["method"], *numbers, *choice, *seed])
 
 
-RECORDS = {"mnist": 600, "cifar10": 500}
-"""Images of a client in the paper's setting."""
 SEARCHED = None
 """In place of the cells: those of a search, which are known once it is played again."""
-
 Cells = frozenset[str] | None
 
 
 def expected_cells() -> dict[tuple[str, str], Cells]:
     """The ids that each committed result file has to hold, by experiment and name; one too many is a fault, too."""
     found: dict[tuple[str, str], Cells] = {}
-    for panel in PANELS:
+    for panel in paper.PANELS:
         found[FIGURE_3, panel.name] = frozenset(
-            panel_cell(NBAFL.name, x, seed) for x, seed in product(X_VALUES, SEEDS)
+            paper.panel_cell(NBAFL.name, x, seed) for x, seed in product(paper.X_VALUES, SEEDS)
         )
-        found[SWEEP, panel.name] = frozenset(_sweep(panel))
-    for image in IMAGES:
-        found[FIGURE_4, picture_name(image)] = frozenset(_attacks())
+        found[SWEEP, panel.name] = frozenset(paper.sweep_cells(panel))
+    for image in paper.IMAGES:
+        found[FIGURE_4, paper.picture_name(image)] = frozenset(paper.attack_cells())
+    for name in PRESETS:
+        found[DEMOS, name] = frozenset(run_cell(labels) for labels in demo_labels(name).values())
     for setting in map(find_setting, (*COMPARED, *MODELLED, *IN_SILOS)):
-        found[setting.experiment, setting.name] = frozenset(_runs(setting))
+        everyone = contestants(setting.epsilons, [one.name for one in methods_of(setting)], setting.variants)
+        found[setting.experiment, setting.name] = frozenset(
+            run_cell(one.labels | {"seed": seed}) for one, seed in product(everyone, setting.seeds)
+        )
         found[TUNING, setting.name] = SEARCHED
     return found
-
-
-def _sweep(panel: Panel) -> Iterator[str]:
-    usual = NBAFL.sigma(Setup(records=RECORDS[panel.dataset]))
-    for seed in SEEDS if panel.model == "mlp" else SEEDS[:1]:
-        yield panel_cell(NBAFL.name, 0.0, seed)
-        for factor in SWEEP_FACTORS:
-            yield panel_cell(given_sigma(factor * usual).name, 1.0, seed)
-
-
-def _attacks() -> Iterator[str]:
-    yield from cells_of(list(LEVELS.values()), [NBAFL], SEEDS)
-    yield from cells_of(find_levels(["dp-fedavg", "niss"]), [find_reading("0.013")], SEEDS)
-
-
-def _runs(setting: Setting) -> Iterator[str]:
-    variants = [VARIANTS[one] for one in setting.variants]
-    for variant, method in product(variants, contestants_of(setting)):
-        if method.suffers(variant):
-            for epsilon, seed in product(setting.epsilons if method.private else (None,), setting.seeds):
-                yield run_cell(variant.name, method.name, epsilon, seed)

@@ -10,17 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.reproduce.design import FIGURE_3, SPLITS, SWEEP, SWEEP_FACTORS, X_VALUES, Panel, panel_cell
+from experiments.reproduce.paper import (
+    FIGURE_3,
+    NBAFL,
+    ROUNDS,
+    SPLITS,
+    SWEEP,
+    SWEEP_FACTORS,
+    X_VALUES,
+    Panel,
+    Reading,
+    Setup,
+    given_sigma,
+    panel_cell,
+)
 from experiments.reproduce.results import Result
-from experiments.reproduce.runner import common_settings, run_cells
-from experiments.reproduce.sensitivity import NBAFL, Reading, Setup, given_sigma
+from experiments.reproduce.runner import run_cells
 from niss.data import list_datasets
 from niss.errors import ConfigError
 from niss.settings import to_values
 from niss.simulation import Config, make_config, preset, with_overrides
-
-SHARES = 10
-"""v: how many unit shares make up a client's noise, sigma^2 = sigma_k^2 / v."""
 
 
 def base_config(
@@ -58,7 +67,6 @@ def setup_of(config: Config) -> Setup:
         learning_rate=config.training.learning_rate,
         batch_size=config.training.batch_size,
         participants=config.participants,
-        shares=SHARES,
     )
 
 
@@ -75,7 +83,7 @@ def cell_config(base: Config, *, x: float, seed: int, reading: Reading) -> Confi
         "label": f"X={x:g}",
         "distortion": "scalar",
         "tau2": x,
-        "neighbours": float(SHARES),
+        "neighbours": float(setup.shares),
     }
     values = to_values(base)
     values["privacy"]["epsilon"] = setup.epsilon * scale
@@ -97,10 +105,18 @@ def panel_cells(
     }
 
 
+def _run(
+    experiment: str, panel: Panel, base: Config, cells: Mapping[str, Any], changed: Any, **places: Any
+) -> Result:
+    """As one cohort; the file says of its settings what the paper does, and what was changed."""
+    own = panel.base | {"rounds": base.rounds} | ({"changed": dict(changed)} if changed else {})
+    return run_cells(experiment, panel.name, own, cells, **places)
+
+
 def run_panel(
     panel: Panel,
     *,
-    rounds: int = 100,
+    rounds: int = ROUNDS,
     seeds: Sequence[int] = (1, 2, 3),
     xs: Sequence[float] = X_VALUES,
     reading: Reading = NBAFL,
@@ -108,16 +124,16 @@ def run_panel(
     overrides: Mapping[str, Any] | None = None,
     **places: Any,
 ) -> Result:
-    """One panel: every X with every seed, as one cohort; `places` and the rest are as those of `run_cells`."""
+    """One panel: every X with every seed; `places` and the rest are as those of `run_cells`."""
     base = base_config(panel, rounds=rounds, device=device, overrides=overrides)
     cells = panel_cells(base, xs=xs, seeds=seeds, reading=reading)
-    return run_cells(FIGURE_3, panel.name, common_settings(base), cells, **places)
+    return _run(FIGURE_3, panel, base, cells, overrides, **places)
 
 
 def run_sweep(
     panel: Panel,
     *,
-    rounds: int = 100,
+    rounds: int = ROUNDS,
     seeds: Sequence[int] = (1,),
     sigmas: Sequence[float] | None = None,
     device: str = "auto",
@@ -127,8 +143,7 @@ def run_sweep(
     """X = 1 over sigma_k, beside X = 0, where the noise cancels whatever its size."""
     base = base_config(panel, rounds=rounds, device=device, overrides=overrides)
     usual = NBAFL.sigma(setup_of(base))
-    wanted = sigmas or [factor * usual for factor in SWEEP_FACTORS]
     cells = panel_cells(base, xs=(0.0,), seeds=seeds, reading=NBAFL)
-    for sigma in wanted:
+    for sigma in sigmas or [factor * usual for factor in SWEEP_FACTORS]:
         cells |= panel_cells(base, xs=(1.0,), seeds=seeds, reading=given_sigma(sigma))
-    return run_cells(SWEEP, panel.name, common_settings(base), cells, **places)
+    return _run(SWEEP, panel, base, cells, overrides, **places)

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.reproduce import design
+from experiments.reproduce import paper
+from experiments.reproduce.paper import NBAFL, Reading, Setup
 from experiments.reproduce.results import (
     ORIGINAL,
     Attempt,
@@ -31,7 +32,6 @@ from experiments.reproduce.results import (
     write_result,
 )
 from experiments.reproduce.runner import Watch
-from experiments.reproduce.sensitivity import NBAFL, Reading, Setup
 from niss.attacks.estimates import estimate_alone, estimate_jointly
 from niss.attacks.federation import VICTIM, AttackedFederation, load_pictures, make_federation
 from niss.attacks.inversion import DeepLeakage, Inversion
@@ -59,13 +59,13 @@ def load_victim(image: str) -> Pictures:
     return load_pictures(image)
 
 
-def level_setting(level: design.Level, reading: Reading) -> RoundSetting:
+def level_setting(level: paper.Level, reading: Reading) -> RoundSetting:
     """The plan of a level, the paper's noise scaled to a reading of its sensitivity as in Figure 3."""
     if level.promising:
-        setting = make_setting("default", clients=design.CLIENTS, tau2=None if level.calibrated else 0.0)
+        setting = make_setting("default", clients=paper.CLIENTS, tau2=None if level.calibrated else 0.0)
     else:
         scale = 1.0 if reading == NBAFL else NBAFL.sigma(Setup()) / reading.sigma(Setup())
-        setting = make_setting("paper", clients=design.CLIENTS, epsilon=Setup().epsilon * scale)
+        setting = make_setting("paper", clients=paper.CLIENTS, epsilon=Setup().epsilon * scale)
         if level.calibrated:
             setting = setting.with_plan(distortion="additive", tau2=None)
     return setting.with_plan(method=level.method)
@@ -76,10 +76,10 @@ def run_picture(
     *,
     out: Path,
     seeds: Sequence[int] = (1, 2, 3),
-    levels: Sequence[design.Level] = tuple(design.LEVELS.values()),
+    levels: Sequence[paper.Level] = tuple(paper.LEVELS.values()),
     readings: Sequence[Reading] = (NBAFL,),
-    iterations: int = design.ITERATIONS,
-    restarts: int = design.RESTARTS,
+    iterations: int = paper.ITERATIONS,
+    restarts: int = paper.RESTARTS,
     device: str = "auto",
     progress: Watch | None = None,
 ) -> Leaks:
@@ -89,14 +89,14 @@ def run_picture(
     noise and the starts of the search, so levels of one seed are paired.
     """
     place, victim = torch.device(choose_device(device, field="--device")), load_victim(image)
-    search = DeepLeakage(iterations=iterations, restarts=restarts, frames=design.FRAMES)
-    path = result_path(out, design.FIGURE_4, design.picture_name(image))
+    search = DeepLeakage(iterations=iterations, restarts=restarts, frames=paper.FRAMES)
+    path = result_path(out, paper.FIGURE_4, paper.picture_name(image))
     base = picture_base(image, victim, search)
-    leaks = read_result(path) or Leaks(design.FIGURE_4, design.picture_name(image), base)
+    leaks = read_result(path) or Leaks(paper.FIGURE_4, paper.picture_name(image), base)
     require_same_base(leaks, base, path)
     done = {cell.id for cell in leaks.cells}
     federations: dict[tuple[int, float], AttackedFederation] = {}
-    for name, (labels, level, reading) in design.cells_of(levels, readings, seeds).items():
+    for name, (labels, level, reading) in paper.cells_of(levels, readings, seeds).items():
         if name in done:
             continue
         began, stream, setting = time.monotonic(), SimStream(labels["seed"]), level_setting(level, reading)
@@ -105,7 +105,7 @@ def run_picture(
             federations[key] = make_federation(
                 victim,
                 model="lenet",
-                clients=design.CLIENTS,
+                clients=paper.CLIENTS,
                 stream=stream.child("scene"),
                 learning_rate=setting.learning_rate,
             )
@@ -134,7 +134,7 @@ def picture_base(image: str, victim: Pictures, search: DeepLeakage) -> dict[str,
         "label": int(victim.labels[0]),
         "grey_psnr": blind_guess(victim.pixels),
         "model": "lenet",
-        "clients": design.CLIENTS,
+        "clients": paper.CLIENTS,
         **{name: value for name, value in asdict(search).items() if name != "frames"},
     }
 

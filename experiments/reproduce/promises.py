@@ -1,16 +1,24 @@
-"""The epsilon of every run in the result files, computed again from clip, variance, participations, delta and graph."""
+"""The epsilon of every run in the result files, computed again from clip, variance, participations, delta and graph.
+
+What the run recorded of its mechanism has to agree: labels, sampling probability, exchange, predicted variance, delta.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from experiments.reproduce.design import DELTA, METHODS, VARIANTS, Method
+import numpy as np
+
+from experiments.reproduce.design import DELTA, EVERYONE, VARIANTS, Method, Variant
+from experiments.reproduce.paper import Setup, find_panel, find_reading
 from experiments.reproduce.recompute import (
     CarriedNoise,
+    FloatArray,
     RecordRound,
     Round,
     banded_noise,
@@ -21,12 +29,14 @@ from experiments.reproduce.recompute import (
     sampled_epsilon,
     uncancelled,
 )
-from experiments.reproduce.results import Attempt, Cell, Leaks, Result, select, spread
-from experiments.reproduce.sensitivity import Setup, find_reading
+from experiments.reproduce.results import Attempt, Cell, Leaks, Result, spread
 
 TRAINING_IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 CLOSE = 0.01
 """Measured variances are means over some hundred thousand coordinates: in the committed results within 0.4 %."""
+ROUNDING = 1e-12
+DEVIATIONS = 6.0
+"""By so many a mean over fewer coordinates may be off."""
 SCATTER = 0.4
 """Against colluders the residual differs from graph to graph, and the marginal view is that of the least."""
 LUCK = 0.08
@@ -38,49 +48,59 @@ Wrong = Iterator[tuple[str, str, str]]
 
 @dataclass(frozen=True)
 class Run:
-    """A cell with what is around it; `plain` are the labels of the run that a trial was made for."""
+    """A cell with what is around it."""
 
     result: Result
     cell: Cell
-    method: Method
-    plain: Mapping[str, Any]
 
-    def round(self, delta: float | None = None) -> Round:
-        """What its rounds have in common; `delta` is the part of it that pays for the noise, all by default."""
-        labels, base = self.cell.labels, self.result.base
-        if base.get("unit") == "record":
-            sensitivity, paid = labels["clip"] / (base["batch"] * base["records"]), delta or base["delta"]
-            sizes = base["rounds"], labels["epsilon"], paid, base["participants"], base["batch"]
-            return RecordRound(sensitivity, *sizes)
-        participations = math.ceil(base["rounds"] / (base["clients"] // base["participants"]))
-        sensitivity = labels["clip"] / base["participants"]
-        paid = base["delta"] if delta is None else delta
-        return Round(sensitivity, participations, labels["epsilon"], paid, base["participants"])
+    @property
+    def method(self) -> Method:
+        return EVERYONE[self.cell.labels["method"]]
+
+    @property
+    def variant(self) -> Variant:
+        return VARIANTS[self.cell.labels["variant"]]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """kappa, neighbours and the delta of the noise: as recorded, else as the labels and the design have them."""
-        if self.cell.mechanism:
-            return dict(self.cell.mechanism)
-        labels = {**self.plain, **self.cell.labels}
-        delta, sparse = self.result.base["delta"], labels["neighbours"] < self.result.base["participants"] - 1
-        return {
-            "kappa": labels["kappa"],
-            "neighbours": labels["neighbours"],
-            # A tenth of delta paid for colluders in unlucky places, where not everyone is a neighbour.
-            "gaussian_delta": 0.9 * delta if sparse and labels["rho"] else delta,
-        }
+        """What its noise was made of, as recorded."""
+        return self.cell.mechanism
+
+    @property
+    def close(self) -> float:
+        """How far a measured variance may be from the true one."""
+        base = self.result.base
+        drawn = base["rounds"] * base.get("parameters", math.inf)
+        return max(CLOSE, DEVIATIONS * math.sqrt(2.0 / drawn))
+
+    @cached_property
+    def promise(self) -> Round:
+        """What its rounds have in common; all of delta pays for the noise."""
+        labels, base = self.cell.labels, self.result.base
+        if base["unit"] == "record":
+            sensitivity = labels["clip"] / (base["batch"] * base["records"])
+            sizes = base["rounds"], labels["epsilon"], base["delta"], base["participants"], base["batch"]
+            return RecordRound(sensitivity, *sizes)
+        participations = math.ceil(base["rounds"] / (base["clients"] // base["participants"]))
+        sensitivity = labels["clip"] / base["participants"]
+        return Round(sensitivity, participations, labels["epsilon"], base["delta"], base["participants"])
+
+    @property
+    def noise(self) -> Round:
+        """The same with the part of delta that pays for the noise."""
+        return replace(self.promise, delta=self.facts["gaussian_delta"])
 
 
-def promise_faults(result: Result, runs: Result | None) -> Wrong:
-    """What is wrong with the epsilons of a setting; `runs` are those that a tuning was made for."""
+def promise_faults(result: Result) -> Wrong:
+    """What is wrong with the epsilons of a setting."""
     if result.base["dataset"] not in TRAINING_IMAGES and "model" not in result.base:
         return
-    plain = {one.labels["method"]: one.labels for one in (select(runs, variant="none") if runs else ())}
     for cell in result.cells:
-        method = METHODS[cell.labels["method"]]
-        run = Run(result, cell, method, plain.get(method.name, {}) if "kappa" not in cell.labels else {})
-        for check in (_PROMISES[method.noise], _recorded):
+        run = Run(result, cell)
+        if run.method.private and not cell.mechanism:
+            yield cell.id, "epsilon", "does not say what its noise was made of"
+            continue
+        for check in (_PROMISES[run.method.noise], _recorded):
             for kind, detail in check(run):
                 yield cell.id, kind, detail
     yield from _seeds_agree(result)
@@ -91,19 +111,28 @@ Found = Iterator[tuple[str, str]]
 
 def _recorded(run: Run) -> Found:
     """What a run recorded agrees with its labels, composes to its epsilon, and spends no more than its delta."""
-    recorded, labels, base = run.cell.mechanism, run.cell.labels, run.result.base
+    recorded, labels, base = run.facts, run.cell.labels, run.result.base
     if not recorded:
         return
-    for name in ("kappa", "neighbours", "participations"):
-        if labels.get(name) is not None and name in recorded and labels[name] != recorded[name]:
-            yield "settings", f"ran with {name} = {recorded[name]}, its labels say {labels[name]}"
+    drawn = base["participants"] / base["clients"] if run.method.noise == "sampled" else 1.0
+    wanted = {"exchange": "simulated", "sampling_probability": drawn}
+    wanted |= {name: labels.get(name) for name in ("kappa", "neighbours", "participations")}
+    for name, value in wanted.items():
+        if value is not None and recorded.get(name, value) != value:
+            yield (
+                "settings",
+                f"ran with {name} = {recorded[name]}, by its labels and its setting it is {value}",
+            )
+    measured, predicted = run.cell.aggregate_variance, recorded["predicted_variance"]
+    if not math.isclose(measured, predicted, rel_tol=run.close, abs_tol=1e-14):
+        detail = f"{predicted:.5g} was predicted, measured {measured:.5g}"
+        yield "noise", detail
     spent = recorded["gaussian_delta"] + recorded["grid_delta"]
     if max(spent, recorded["delta"]) > base["delta"] * (1.0 + 1e-9):
         yield "epsilon", f"spends delta {max(spent, recorded['delta']):.3g}, {base['delta']:g} was promised"
     # mu is the most that one round cost anybody, so nobody has spent more than all rounds at that price.
     if recorded["mu_joint"] is not None and run.cell.epsilon_joint is not None:
-        promise = run.round(recorded["gaussian_delta"])
-        most = replace(promise, participations=recorded["participations"]).composed(recorded["mu_joint"])
+        most = replace(run.noise, participations=recorded["participations"]).composed(recorded["mu_joint"])
         if run.cell.epsilon_joint > most * (1.0 + 1e-6):
             yield (
                 "epsilon",
@@ -117,22 +146,36 @@ def _without_noise(run: Run) -> Found:
         yield "epsilon", "a run without noise has no variance and no epsilon"
 
 
+def _cancelled(run: Run) -> Found:
+    """Nothing is left in the sum, so nothing is promised against whoever sees all uploads."""
+    if abs(run.cell.aggregate_variance) > ROUNDING or run.cell.epsilon_joint is not None:
+        yield "epsilon", "noise that cancels promises nothing in the joint view"
+
+
 def _own_noise(run: Run) -> Found:
     """Each upload is as well hidden alone as with all the others."""
-    yield from _stated(run, run.cell.aggregate_variance / run.round().size)
-    if run.result.base.get("unit") != "record" and run.cell.epsilon_marginal != run.cell.epsilon_joint:
+    yield from _stated(run, run.promise, run.cell.aggregate_variance / run.promise.size)
+    if run.result.base["unit"] != "record" and run.cell.epsilon_marginal != run.cell.epsilon_joint:
         yield "epsilon", "both views are one where every client has its own noise"
 
 
 def _noise_in_sum(run: Run) -> Found:
     """What is in the sum protects everyone, less the part that colluders know."""
-    yield from _stated(run, run.cell.aggregate_variance * (1.0 - run.cell.labels.get("rho", 0.0)))
+    yield from _stated(run, run.promise, run.cell.aggregate_variance * (1.0 - run.variant.rho))
 
 
-def _stated(run: Run, variance: float) -> Found:
-    promise, stated = run.round(), run.cell.epsilon_joint
+def _noise_alone(run: Run) -> Found:
+    """The largest silo is a curator of its own records."""
+    base = run.result.base
+    parts = base["records"] / math.ceil(base["records"] / base["clients"])
+    own = replace(run.promise, sensitivity=run.promise.sensitivity * parts)
+    yield from _stated(run, own, run.cell.aggregate_variance)
+
+
+def _stated(run: Run, promise: Round, variance: float) -> Found:
+    stated = run.cell.epsilon_joint
     yield from _participations_said(run)
-    if not math.isclose(variance, promise.own_variance, rel_tol=CLOSE):
+    if not math.isclose(variance, promise.own_variance, rel_tol=run.close):
         held = promise.epsilon_of(variance) if variance > 0.0 else math.inf
         yield "noise", f"its noise is worth epsilon {held:.3f}, {promise.epsilon:g} was promised"
     # Where images do not divide by the clients, those with one more are hidden a little better.
@@ -142,7 +185,7 @@ def _stated(run: Run, variance: float) -> Found:
 
 
 def _participations_said(run: Run) -> Found:
-    counted = run.round().participations
+    counted = run.promise.participations
     said = run.cell.labels.get("participations", counted)
     if said != counted:
         yield "epsilon", f"composed over {said} participations, a client has {counted}"
@@ -155,13 +198,12 @@ def _shared_noise(run: Run) -> Found:
     records are hidden, tau^2 does. The sum carries m eta^2, and what dropouts leave; the joint view is the inverse of
     the covariance matrix.
     """
-    cell, promise = run.cell, run.round()
+    cell, promise, facts, variant = run.cell, run.promise, run.facts, run.variant
     yield from _participations_said(run)
     if cell.epsilon_marginal is None and not isinstance(promise, RecordRound):
         yield "epsilon", "an upload alone is hidden by its shares; no epsilon is stated for that"
         return
-    facts, variant = run.facts, VARIANTS[cell.labels.get("variant", "none")]
-    noise = run.round(facts["gaussian_delta"])
+    noise = run.noise
     own, size, strength = noise.own_variance, noise.size, facts["kappa"] * noise.own_variance
     if cell.epsilon_marginal is not None:
         residual = promise.variance_for(cell.epsilon_marginal, promise.delta) - 2.0 * strength
@@ -182,7 +224,8 @@ def _shared_noise(run: Run) -> Found:
     predicted = (1.0 - variant.dropout) * size * residual
     if variant.mode == "tolerate":
         predicted += uncancelled(size, variant.dropout, strength)
-    least, most = (1.0 - CLOSE, 1.0 + CLOSE) if not variant.dropout else (1.0 - LUCK, 1.0 + LUCK)
+    near = LUCK if variant.dropout else run.close
+    least, most = 1.0 - near, 1.0 + near
     if variant.rho:
         most = 1.0 + SCATTER
     if not least * predicted <= cell.aggregate_variance <= most * predicted:
@@ -207,7 +250,7 @@ def _held(cell: Cell, held: float, *, exact: bool) -> Found:
 
 def _sampled_noise(run: Run) -> Found:
     """Noise of z sensitivities in every sum, amplified by a draw that nobody learns of."""
-    cell, base, promise = run.cell, run.result.base, run.round()
+    cell, base, promise = run.cell, run.result.base, run.promise
     if run.cell.aggregate_variance <= 0.0:
         yield "noise", "the sums carry no noise"
         return
@@ -224,7 +267,7 @@ def _sampled_noise(run: Run) -> Found:
 
 def _banded_noise(run: Run) -> Found:
     """The scale of the noise follows from what the rounds carry on average; a participation costs its column."""
-    base, promise, facts = run.result.base, run.round(), run.facts
+    base, promise, facts = run.result.base, run.promise, run.facts
     separation = base["clients"] // base["participants"]
     spent, by_round, _ = banded_noise(
         base["rounds"], facts["bands"] or separation, separation, facts.get("strategy", "square-root")
@@ -241,8 +284,7 @@ def _banded_noise(run: Run) -> Found:
 
 def _masked_noise(run: Run) -> Found:
     """Of the fewest uploads that are opened, those of the honest have to carry what one client alone would need."""
-    cell, promise, facts = run.cell, run.round(), run.facts
-    variant = VARIANTS[cell.labels["variant"]]
+    cell, promise, facts, variant = run.cell, run.promise, run.facts, run.variant
     yield from _participations_said(run)
     colluders = math.ceil(variant.rho * promise.size - 1e-9)
     opened = promise.size if facts["threshold"] is None else facts["threshold"]
@@ -260,8 +302,7 @@ def _masked_noise(run: Run) -> Found:
 
 def _carried_noise(run: Run) -> Found:
     """The whole run at once, from the variances recorded, which the sums must bear out."""
-    cell, base, facts = run.cell, run.result.base, run.facts
-    promise, variant = run.round(facts["gaussian_delta"]), VARIANTS[cell.labels["variant"]]
+    cell, base, facts, promise, variant = run.cell, run.result.base, run.facts, run.noise, run.variant
     separation = base["clients"] // base["participants"]
     yield from _participations_said(run)
     colluders = math.ceil(variant.rho * promise.size - 1e-9)
@@ -300,8 +341,26 @@ _PROMISES: dict[str, Callable[[Run], Found]] = {
     "banded": _banded_noise,
     "masked": _masked_noise,
     "carried": _carried_noise,
+    "alone": _noise_alone,
+    "cancelled": _cancelled,
 }
 """By `Method.noise` in the design."""
+
+
+def noise_in_model(result: Result, cell: Cell, *, predicted: bool = False) -> FloatArray:
+    """Variance after each round, in squared sensitivities, from what the run recorded: measured, or predicted."""
+    run = Run(result, cell)
+    rounds, facts, kind = result.base["rounds"], run.facts, run.method.noise
+    measured = facts["predicted_variance"] if predicted else cell.aggregate_variance
+    measured /= run.promise.sensitivity**2
+    if kind == "carried":
+        noise = CarriedNoise(rounds, run.promise.size, facts["spatial"], facts["carried"], facts["residual"])
+        return noise.model_variance()
+    if kind == "banded":
+        apart, strategy = facts["separation"], facts.get("strategy", "square-root")
+        _, by_round, model = banded_noise(rounds, facts["bands"] or apart, apart, strategy)
+        return np.asarray(measured / by_round.mean() * model)
+    return np.asarray(measured * np.arange(1.0, rounds + 1.0))
 
 
 def _seeds_agree(result: Result) -> Wrong:
@@ -319,10 +378,9 @@ def _seeds_agree(result: Result) -> Wrong:
 
 def panel_faults(result: Result) -> Wrong:
     """sigma_k is that of its reading, the sum carries m X sigma_k^2, and the marginal epsilon follows from both."""
-    images = TRAINING_IMAGES.get(result.base["data"]["dataset"])
-    if images is None:
+    if result.base["dataset"] not in TRAINING_IMAGES:
         return
-    setup = Setup(records=images // result.base["data"]["clients"])
+    setup = find_panel(result.name).setup
     counts: dict[int, set[int]] = defaultdict(set)
     for cell in result.cells:
         sigma, x, reading = (cell.labels[name] for name in ("sigma_k", "x", "reading"))

@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.reproduce.design import FIGURE_4
+from experiments.reproduce.paper import FIGURE_4
 from niss.errors import RunFolderError
 from niss.files import parse_json, to_json, write_output
 
@@ -117,6 +117,36 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The mean of differences between paired runs, and half of its 95 % interval, by Student's t."""
+
+    mean: float
+    half: float
+
+    @property
+    def verdict(self) -> str:
+        """Who is better, where the interval says so."""
+        if abs(self.mean) <= self.half:
+            return ""
+        return "ahead" if self.mean > 0.0 else "behind"
+
+
+def difference(one: Sequence[Cell], other: Sequence[Cell], measure: str = "accuracy") -> Difference | None:
+    """Of a `measure` of the cells, over the seeds that both have; None for fewer than two.
+
+    Without noise there is one run for all epsilons.
+    """
+    from scipy.stats import t
+
+    left, right = ({cell.labels["seed"]: getattr(cell, measure) for cell in cells} for cells in (one, other))
+    paired = [left[seed] - right[seed] for seed in left if seed in right]
+    if len(paired) < 2:
+        return None
+    found = spread(paired)
+    return Difference(found.mean, float(t.ppf(0.975, found.count - 1)) * found.error)
+
+
+@dataclass(frozen=True)
 class Attempt(AnyCell):
     """One attack on a picture: what tells it apart (`labels`), and what came of it.
 
@@ -179,8 +209,7 @@ class Cell(AnyCell):
     """One training run: what tells it apart (`labels`), and what came of it.
 
     `curve` holds (round, accuracy on the test data); `accuracy` is the last of them. An epsilon of None means that
-    there is none: nothing finite holds. `mechanism` is what its epsilon was made of, for those who compute it again;
-    files of earlier versions do not have it.
+    there is none: nothing finite holds. `mechanism` is what its epsilon was made of, for those who compute it again.
     """
 
     rounds: int
@@ -192,6 +221,17 @@ class Cell(AnyCell):
     seconds: float
     engine: str
     mechanism: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def before(self) -> float:
+        """Mean accuracy over the five rounds before the last, at most: what a run has that ends a little earlier."""
+        earlier = [accuracy for _, accuracy in self.curve[-6:-1]] or [self.accuracy]
+        return sum(earlier) / len(earlier)
+
+    @property
+    def score(self) -> float:
+        """What a search compares where trials have several seeds: neither the last round alone, nor those before it."""
+        return (self.accuracy + self.before) / 2.0
 
     @property
     def settled(self) -> float:

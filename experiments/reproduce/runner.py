@@ -21,12 +21,10 @@ from experiments.reproduce.results import (
 from niss.data import Dataset
 from niss.errors import NissError, RunFolderError
 from niss.files import MANIFEST, TIMING, read_json, read_json_lines
-from niss.settings import to_values
 from niss.simulation import Config
 from niss.simulation.method_run import TrainingEvent
 from niss.simulation.results import Comparison, RunResult
 from niss.simulation.runner import compare_together
-from niss.simulation.sections import TrainingConfig
 
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
 """Cells by id: what tells each apart, and its settings, which have one method."""
@@ -89,7 +87,9 @@ def run_cells(
     folder = work / experiment / name
     for configs in _chunks(groups.values(), at_once):
         found = compare_together(configs, out=folder, dataset=dataset, progress=progress)
-        result = result.with_cells(_cell(cell, *cells[cell], found[cell]) for cell in configs)
+        result = result.with_cells(
+            cell_of(cell, *cells[cell], found[cell].results[0], found[cell]) for cell in configs
+        )
         write_result(path, result)
     return result
 
@@ -101,8 +101,10 @@ def _chunks(groups: Iterable[dict[str, Config]], at_once: int | None) -> Iterato
             yield chunk
 
 
-def _cell(name: str, labels: dict[str, Any], config: Config, comparison: Comparison) -> Cell:
-    (run,) = comparison.results
+def cell_of(
+    name: str, labels: dict[str, Any], config: Config, run: RunResult, comparison: Comparison
+) -> Cell:
+    """What is kept of one of the runs of a comparison; `config` has its method alone."""
     if run.folder is None or comparison.folder is None:
         raise RunFolderError(f"{name} was run without a folder")
     curve = tuple((one.round, one.accuracy) for one in run.rounds if one.accuracy is not None)
@@ -160,22 +162,3 @@ def _largest(run: RunResult, name: str) -> float | None:
     """Over the rounds; None where there is no bound."""
     most = max(getattr(one, name) for one in run.rounds)
     return most if math.isfinite(most) else None
-
-
-def common_settings(config: Config) -> dict[str, Any]:
-    """A config without what cells may differ in, and without where it ran."""
-    values = to_values(config)
-    for name in ("seed", "methods"):
-        del values[name]
-    # What earlier results do not have had its default there.
-    later = {
-        name: getattr(TrainingConfig(), name)
-        for name in ("server_rate", "server_rate_schedule", "server_optimizer", "late")
-    }
-    values["training"] = {
-        name: value
-        for name, value in values["training"].items()
-        if name not in ("device", "workers", "threads", "tf32", "engine")
-        and not (name in later and value == later[name])
-    }
-    return values

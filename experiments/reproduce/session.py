@@ -1,14 +1,13 @@
-"""All rivals in all settings on one machine: `python -m experiments.reproduce.session --out OUT --work WORK`.
+"""`niss reproduce beyond`: all methods in all settings, in processes side by side on one machine.
 
-Processes side by side take one task after the other: the search of a contestant, or its runs at all epsilons with all
-seeds. Where there are several GPUs, the processes take them in turn. Runs begin once all searches are over. When the
-time is over, what is whole is kept in OUT; the same command goes on from there, and from the rounds in WORK where that
-is still there. Nothing here needs a terminal library, so that it runs where only the simulator does.
+They take one task after the other: the search of a contestant, or its runs at all epsilons with all seeds. Where there
+are several GPUs, the processes take them in turn. Runs begin once all searches are over. When the time is over, what is
+whole is kept; the same command goes on from there, and from the rounds in the working folder where that is still there.
+Nothing here needs a terminal library, so that `play` runs where only the simulator does.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import time
@@ -16,104 +15,119 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from typing_extensions import Doc
 
 from experiments.reproduce import design
 from experiments.reproduce.results import merge_results, read_result, result_path, write_result
+from niss.settings import Count, Positive
 
-STAGES = ("tune", "run", "all")
-TUNED_AT = 3.0
-"""The epsilon at which everyone is tuned, in settings that have it; the choice serves for the others too."""
+RESULTS, RUNS = Path("results/paper"), Path("runs/reproduce")
 RESERVE = 15.0
 """Seconds that are kept for the processes to end and for the results to be merged."""
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """For each setting: tune every method, then run it."""
+
+    setting: Annotated[
+        tuple[str, ...], Doc("Comma-separated, e.g. mnist-iid-client-100-of-1000; or all with fixed cohorts.")
+    ] = ("all",)
+    methods: Annotated[tuple[str, ...] | None, Doc("Comma-separated; all by default.")] = None
+    variant: Annotated[tuple[str, ...], Doc("Comma-separated: none, collusion, tolerate, repair, late.")] = (
+        tuple(design.VARIANTS)
+    )
+    epsilons: Annotated[
+        tuple[float, ...] | None, Doc("Comma-separated, over the whole training; the setting's by default.")
+    ] = None
+    seeds: Annotated[Count | None, Doc("How many; the setting's by default.")] = None
+    rounds: Annotated[Count | None, Doc("Instead of those of the setting, to try it out.")] = None
+    stage: Annotated[Literal["tune", "run", "all"], Doc("tune, run or all.")] = "all"
+    processes: Annotated[Count, Doc("Side by side.")] = 1
+    stop_after: Annotated[Positive | None, Doc("Stop after so many seconds, ready to go on.")] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], Doc("Where clients train: auto, cpu or cuda.")] = "auto"
+    out: Annotated[Path, Doc("Folder of the result files, figures and tables.")] = RESULTS
+    work: Annotated[Path, Doc("Folder of the runs, from which an interrupted one goes on.")] = RUNS
+
+    def settings(self) -> list[design.Setting]:
+        """By name."""
+        names = design.COMPARED if self.setting == ("all",) else self.setting
+        return [design.find_setting(name, rounds=self.rounds) for name in names]
+
+    def tasks(self, stage: str) -> list[Task]:
+        """Everyone under every variant that makes a difference, the longest first."""
+        longest = ("sampled", "own", "carried", "shares")
+        found = [
+            Task(setting, stage, method, variant)
+            for setting in self.settings()
+            for method in self.methods or [one.name for one in design.methods_of(setting)]
+            for variant in self.variant
+            if variant in setting.variants
+            and design.METHODS[method].suffers(one := design.VARIANTS[variant])
+            and not (stage == "tune" and one.late)
+        ]
+        noises = [design.METHODS[task.method].noise for task in found]
+        order = sorted(range(len(found)), key=lambda at: (*longest, noises[at]).index(noises[at]))
+        return [found[at] for at in order]
+
+
+@dataclass(frozen=True)
 class Task:
-    """The search or the runs of one method under one variant in one setting."""
+    """The search (`tune`) or the runs (`run`) of one method under one variant in one setting."""
 
     setting: design.Setting
-    experiment: str
+    stage: str
     method: str
     variant: str
+
+    @property
+    def experiment(self) -> str:
+        return design.TUNING if self.stage == "tune" else self.setting.experiment
 
     @property
     def name(self) -> str:
         return f"{self.experiment}/{self.setting.name}/{self.variant}/{self.method}"
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a process needs to know besides its task; `until` is a time of `time.time`."""
-
-    out: Path
-    work: Path
-    until: float
-    device: str
-    epsilons: tuple[float, ...] | None
-    seeds: tuple[int, ...] | None
-
-    def part(self, task: Task) -> Path:
-        """The folder of the results of one task: no two processes write to the same file."""
-        return self.work / "parts" / task.name.replace("/", "_")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a task: how many cells it has, how many are new, and whether it is over; `trouble` says why not."""
-
-    cells: int
-    fresh: int
-    seconds: float
-    finished: bool
-    trouble: str = ""
-
-    def __str__(self) -> str:
-        pace = f", {self.seconds / self.fresh:.1f} s a cell" if self.fresh else ""
-        state = self.trouble or ("done" if self.finished else "out of time")
-        return f"{self.cells} cells, {self.fresh} new in {self.seconds:.0f} s{pace}; {state}"
+def play(options: Comparison) -> list[str]:
+    """Work through all stages; returns the names of the tasks that are not finished."""
+    # Read where the processes load their linear algebra: each works on one thread.
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    until = float("inf")
+    if options.stop_after is not None:
+        until = time.time() + max(options.stop_after - RESERVE, 1.0)
+    unfinished: list[str] = []
+    # The runs need the choices that all searches of their setting have made.
+    for stage in ("tune", "run") if options.stage == "all" else (options.stage,):
+        if not unfinished:
+            unfinished = _work_through(options.tasks(stage), options, until)
+    return unfinished
 
 
-def experiments_of(setting: design.Setting, stage: str) -> tuple[str, ...]:
-    """What a stage has to do in a setting, in order."""
-    both = design.TUNING, setting.experiment
-    return {"tune": both[:1], "run": both[1:], "all": both}[stage]
+def perform(task: Task, options: Comparison, until: float) -> tuple[bool, str]:
+    """One task, in a process of its own: whether it is over, and what is said of it.
 
-
-def tasks_of(setting: design.Setting, experiment: str, methods: Sequence[str] | None = None) -> list[Task]:
-    """Everyone under every variant that makes a difference, the longest first."""
-    found = [
-        Task(setting, experiment, method, variant.name)
-        for method in methods or [one.name for one in design.contestants_of(setting)]
-        for variant in (design.VARIANTS[name] for name in setting.variants)
-        if design.METHODS[method].suffers(variant) and not (experiment == design.TUNING and variant.late)
-    ]
-    longest = ("sampled", "own", "carried", "shares")
-    return sorted(
-        found,
-        key=lambda task: (*longest, design.METHODS[task.method].noise).index(
-            design.METHODS[task.method].noise
-        ),
-    )
-
-
-def perform(task: Task, job: Job) -> Outcome:
-    """One task, in a process of its own; it never raises, so that one that fails does not end the others."""
-    began, path = time.time(), result_path(job.part(task), task.experiment, task.setting.name)
+    It never raises, so that one that fails does not end the others.
+    """
+    part = options.work / "parts" / task.name.replace("/", "_")
+    began, path = time.time(), result_path(part, task.experiment, task.setting.name)
     before, finished, trouble = 0, False, ""
     try:
-        before = _take_over(task, job, path)
-        finished = time.time() < job.until and _work(task, job)
+        before = _take_over(task, options, path)
+        finished = began < until and _run(task, options, part, until)
     except Exception as error:
         trouble = f"{type(error).__name__}: {error}"
     result = read_result(path)
-    cells = len(result.cells) if result else 0
-    return Outcome(cells, cells - before, time.time() - began, finished, trouble)
+    fresh = (len(result.cells) if result else 0) - before
+    state = trouble or ("done" if finished else "out of time")
+    return finished, f"{before} cells, {fresh} new in {time.time() - began:.0f} s; {state}"
 
 
-def _take_over(task: Task, job: Job, path: Path) -> int:
+def _take_over(task: Task, options: Comparison, path: Path) -> int:
     """Begin with the cells of this task that an earlier session left in the results; returns how many there are."""
-    merged = read_result(result_path(job.out, task.experiment, task.setting.name))
+    merged = read_result(result_path(options.out, task.experiment, task.setting.name))
     known = read_result(path)
     if merged is not None:
         mine = [
@@ -127,30 +141,30 @@ def _take_over(task: Task, job: Job, path: Path) -> int:
     return len(known.cells) if known else 0
 
 
-def _work(task: Task, job: Job) -> bool:
+def _run(task: Task, options: Comparison, part: Path, until: float) -> bool:
     from experiments.reproduce.beyond import run_setting, tune
     from experiments.reproduce.runner import OutOfTime, Watch
 
     common: dict[str, Any] = {
-        "out": job.part(task),
-        "work": job.work / "runs",
+        "out": part,
+        "work": options.work / "runs",
         "methods": (task.method,),
         "variants": (task.variant,),
-        "device": job.device,
-        "progress": Watch(until=time.monotonic() + job.until - time.time()),
+        "device": options.device,
+        "progress": Watch(until=time.monotonic() + until - time.time()),
     }
     try:
-        if task.experiment == design.TUNING:
-            own = task.setting.epsilons
-            tune(task.setting, (TUNED_AT if TUNED_AT in own else own[0],), **common)
+        if task.stage == "tune":
+            tune(task.setting, **common)
         else:
-            run_setting(task.setting, epsilons=job.epsilons, seeds=job.seeds, tuned_in=job.out, **common)
+            seeds = None if options.seeds is None else range(1, options.seeds + 1)
+            run_setting(task.setting, epsilons=options.epsilons, seeds=seeds, tuned_in=options.out, **common)
     except OutOfTime:
         return False
     return True
 
 
-def _gpus(device: str) -> list[str]:
+def gpus(device: str) -> list[str]:
     """The GPUs that the processes take in turn, where there are several; else none is taken."""
     if device == "cpu":
         return []
@@ -185,100 +199,33 @@ def take_gpu(names: Sequence[str], numbers: Any, share: float | None) -> None:
         torch.cuda.set_per_process_memory_fraction(share)
 
 
-def work_through(tasks: Sequence[Task], job: Job, processes: int) -> list[str]:
-    """All tasks, `processes` side by side, in order; returns the names of those that are not finished.
-
-    The results of all are merged, also of those that were not finished.
-    """
+def _work_through(tasks: Sequence[Task], options: Comparison, until: float) -> list[str]:
+    """All tasks in order; the results of all are merged, also of those that are not finished, whose names return."""
     # Each process starts afresh: CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn")
-    names, numbers = _gpus(job.device), context.Queue()
-    for number in range(processes):
+    names, numbers = gpus(options.device), context.Queue()
+    for number in range(options.processes):
         numbers.put(number)
-    share = None if job.device == "cpu" else memory_share(processes, len(names))
+    share = None if options.device == "cpu" else memory_share(options.processes, len(names))
     left = [task.name for task in tasks]
     try:
         with ProcessPoolExecutor(
-            processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers, share)
+            options.processes, mp_context=context, initializer=take_gpu, initargs=(names, numbers, share)
         ) as pool:
-            patience = max(job.until + RESERVE / 2.0 - time.time(), 0.1)
-            begun = {pool.submit(perform, task, job): task for task in tasks}
+            patience = None if until == float("inf") else max(until + RESERVE / 2.0 - time.time(), 0.1)
+            begun = {pool.submit(perform, task, options, until): task for task in tasks}
             try:
                 for done in as_completed(begun, timeout=patience):
-                    task, outcome = begun[done], done.result()
-                    if outcome.finished:
-                        left.remove(task.name)
-                    print(f"{job.until - time.time():6.0f} s left | {task.name}: {outcome}", flush=True)
+                    finished, words = done.result()
+                    if finished:
+                        left.remove(begun[done].name)
+                    print(f"{begun[done].name}: {words}", flush=True)
             except TimeoutError:
                 # Those that do not end by themselves; the cells they have finished are in their parts.
                 for process in multiprocessing.active_children():
                     process.kill()
     finally:  # also where a process was killed, which ends all of them
-        parts = sorted((job.work / "parts").glob("*"))
+        parts = sorted((options.work / "parts").glob("*"))
         if any(any(part.glob("*/*.json")) for part in parts):
-            merge_results(parts, job.out)
+            merge_results(parts, options.out)
     return left
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data-dir", type=Path, help="datasets; the environment's NISS_DATA by default")
-    parser.add_argument("--out", type=Path, required=True, help="the result files")
-    parser.add_argument(
-        "--work", type=Path, required=True, help="parts and runs; a disk in memory is fastest"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=560.0, help="after which everything has ended")
-    parser.add_argument(
-        "--settings", default=",".join(design.COMPARED), help="comma-separated, in this order"
-    )
-    parser.add_argument("--methods", help="comma-separated; all by default")
-    parser.add_argument("--stage", choices=STAGES, default="all")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--epsilons", help="comma-separated; the setting's by default")
-    parser.add_argument("--seeds", type=int, help="how many; the setting's by default")
-    parser.add_argument("--rounds", type=int, help="instead of those of the setting, to try it out")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 once nothing is left to do, else 3."""
-    options = _options(arguments)
-    # Read where the processes load their linear algebra: each works on one thread.
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    if options.data_dir is not None:
-        os.environ["NISS_DATA"] = str(options.data_dir.resolve())
-    settings = [design.find_setting(name, rounds=options.rounds) for name in options.settings.split(",")]
-    job = Job(
-        out=options.out,
-        work=options.work,
-        until=time.time() + max(options.seconds - RESERVE, 1.0),
-        device=options.device,
-        epsilons=tuple(map(float, options.epsilons.split(","))) if options.epsilons else None,
-        seeds=tuple(range(1, options.seeds + 1)) if options.seeds else None,
-    )
-    methods = options.methods.split(",") if options.methods else None
-    unfinished: list[str] = []
-    # The runs need the choices that all searches of their setting have made.
-    for stage in ("tune", "run") if options.stage == "all" else (options.stage,):
-        if not unfinished:
-            tasks = [
-                task
-                for setting in settings
-                for experiment in experiments_of(setting, stage)
-                for task in tasks_of(setting, experiment, methods)
-            ]
-            unfinished += work_through(tasks, job, options.processes)
-    for setting in settings:
-        for experiment in experiments_of(setting, options.stage):
-            result = read_result(result_path(job.out, experiment, setting.name))
-            cells = result.cells if result else ()
-            seconds = sum(cell.seconds for cell in cells)
-            pace = f", {seconds / len(cells):.1f} s each" if cells else ""
-            print(f"{experiment}/{setting.name}: {len(cells)} cells{pace}")
-    print("finished" if not unfinished else f"{len(unfinished)} tasks left: " + ", ".join(unfinished))
-    return 3 if unfinished else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

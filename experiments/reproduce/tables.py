@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from experiments.reproduce import design
-from experiments.reproduce.checks import EXPERIMENTS, fingerprint
+from experiments.reproduce import design, paper
+from experiments.reproduce.checks import fingerprint
 from experiments.reproduce.claims import (
     PAPER_GAPS,
     WINDOW,
@@ -19,9 +20,23 @@ from experiments.reproduce.claims import (
     rounds_within,
     stretches,
 )
-from experiments.reproduce.results import Attempt, Cell, Leaks, Result, Spread, read_results, select, spread
-from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup
-from experiments.reproduce.tuning import best_trial, edges_of, trials_of
+from experiments.reproduce.paper import NBAFL, READINGS, Setup
+from experiments.reproduce.promises import noise_in_model
+from experiments.reproduce.results import (
+    Attempt,
+    Cell,
+    Leaks,
+    Result,
+    Spread,
+    difference,
+    read_results,
+    select,
+    spread,
+)
+from experiments.reproduce.tuning import edges_of, searches_in, trials_of, winner
+from niss.claims import NO_GUARANTEE, NOT_APPLICABLE, digits, printed_claim
+from niss.claims import percent as percent_of
+from niss.methods import METHODS as KINDS
 
 MISSING = "not measured yet"
 
@@ -76,10 +91,27 @@ def final(cells: Sequence[Cell]) -> Spread | None:
     return spread([cell.accuracy for cell in cells]) if cells else None
 
 
+def both(cells: Sequence[Cell]) -> str:
+    """Accuracy in percent after the last round, with its deviation over seeds, and of the five rounds before it."""
+    if not cells:
+        return MISSING
+    before = spread([cell.before for cell in cells])
+    return f"{percent(final(cells)).removesuffix(' %')} ({100 * before.mean:.1f})"
+
+
+def versus(one: Sequence[Cell], other: Sequence[Cell], measure: str = "accuracy") -> str:
+    """The mean of paired differences in points and half its 95 % interval; bold where that does not hold 0."""
+    found = difference(one, other, measure)
+    if found is None:
+        return MISSING
+    shown = f"{100 * found.mean:+.2f} ± {100 * found.half:.2f}".replace("-", "−")
+    return f"**{shown}**" if found.verdict else shown
+
+
 def leaks_in_order(folder: Path) -> list[Leaks]:
     """The pictures as they are listed, others behind them."""
-    listed = {image: place for place, image in enumerate(design.IMAGES)}
-    found = {leaks.base["image"]: leaks for leaks in read_results(folder, design.FIGURE_4).values()}
+    listed = {image: place for place, image in enumerate(paper.IMAGES)}
+    found = {leaks.base["image"]: leaks for leaks in read_results(folder, paper.FIGURE_4).values()}
     return [found[image] for image in sorted(found, key=lambda one: (listed.get(one, len(listed)), one))]
 
 
@@ -87,7 +119,7 @@ def figure_4_table(folder: Path) -> str:
     """PSNR at the end and at the best of the frames, label, loss, and the epsilon of the joint view."""
     rows = []
     for leaks in leaks_in_order(folder):
-        for level in design.LEVELS.values():
+        for level in paper.LEVELS.values():
             cells = select(leaks, level=level.name)
             for noise in dict.fromkeys(cell.labels["noise"] for cell in cells):
                 rows.append(
@@ -121,7 +153,7 @@ def psnr(cells: Sequence[Attempt]) -> Spread | None:
 
 def _noise(cell: Attempt) -> str:
     noise = cell.labels["noise"]
-    if noise == design.CLIENT_NOISE:
+    if noise == paper.CLIENT_NOISE:
         return "for\u00a0ε\u00a0=\u00a03"
     return "none" if noise == "none" else f"{cell.labels['sigma_k']:.3g}"
 
@@ -132,121 +164,206 @@ def _epsilon_of_attempts(cells: Sequence[Attempt]) -> str:
     known = [cell.epsilon_joint for cell in cells if cell.epsilon_joint is not None]
     if len(known) < len(cells):
         return "none"
-    return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == design.CLIENT_NOISE else ", heuristic")
+    return f"{max(known):.2f}" + ("" if cells[0].labels["noise"] == paper.CLIENT_NOISE else ", heuristic")
 
 
 PUBLISHED = {"mnist": 0.981, "cifar10": 0.662}
 """By one trusted curator at these epsilons: Papernot et al. 2021."""
+_IN_SILOS = {
+    "No privacy": ("fedavg", "none"),
+    "One curator": ("central-dp", "none"),
+    "niss": ("niss-planned", "none"),
+    "niss, a fifth collude": ("niss-planned", "collusion"),
+    "niss, a tenth late": ("niss-planned", "late"),
+    "Every silo adds all": ("dp-fedavg", "none"),
+    "Largest silo alone": ("alone", "none"),
+}
 
 
-def silos_table(folder: Path) -> str:
+def silos_table(folder: Path, *, tabular: bool = False) -> str:
     """Accuracy where silos hide single records, and by how much niss is ahead of one curator who has them all."""
     rows = []
     results = read_results(folder, design.SILOS)
     for result in (results[name] for name in design.IN_SILOS if name in results):
         setting = design.find_setting(result.name)
-
-        def reached(method: str, variant: str = "none", of: Result = result) -> list[Cell]:
-            return select(of, method=method, variant=variant)
-
-        curator = {cell.labels["seed"]: cell.accuracy for cell in reached("central-dp")}
-        paired = [
-            cell.accuracy - curator[cell.labels["seed"]]
-            for cell in reached("niss-planned")
-            if cell.labels["seed"] in curator
-        ]
-        rows.append(
-            {
+        if (setting.dataset in design.TABULAR) == tabular:
+            found = {name: select(result, method=one, variant=two) for name, (one, two) in _IN_SILOS.items()}
+            row = {
                 "Records": f"{setting.title}, {setting.participants} silos",
                 "ε": " / ".join(f"{epsilon:g}" for epsilon in setting.epsilons),
-                "No privacy": percent(final(reached("fedavg"))),
-                "One curator": percent(final(reached("central-dp"))),
-                "niss": percent(final(reached("niss-planned"))),
-                "niss, a fifth collude": percent(final(reached("niss-planned", "collusion"))),
-                "niss, a tenth late": percent(final(reached("niss-planned", "late"))),
-                "Every silo adds all": percent(final(reached("dp-fedavg"))),
-                "niss − curator, points": difference(paired),
-                "Published, curator": f"{PUBLISHED[setting.dataset]:.1%}",
+                **{name: both(cells) for name, cells in found.items() if cells},
+                "niss − curator, points": versus(found["niss"], found["One curator"]),
+            }
+            published = PUBLISHED.get(setting.dataset)
+            rows.append(row | ({"Published, curator": f"{100 * published:.1f}"} if published else {}))
+    return markdown(rows)
+
+
+def in_preset_order(result: Result | None) -> list[Cell]:
+    """The runs of a preset as its methods are listed there."""
+    if result is None:
+        return []
+    listed = [design.run_cell(labels) for labels in design.demo_labels(result.name).values()]
+    return sorted(result.cells, key=lambda cell: listed.index(cell.id))
+
+
+def demo_table(folder: Path, name: str = "demo") -> str:
+    """The comparison of a preset: what each method reached, what it promises, and whom that has to trust."""
+    rows, result = [], read_results(folder, design.DEMOS).get(name)
+    shown = "rounds" if result is None or result.base["evaluate_every"] == 1 else "evaluations"
+    for cell in in_preset_order(result):
+        method, held = design.EVERYONE[cell.labels["method"]], _claim(cell, cell.epsilon_joint)
+        trusted = KINDS[method.kind].trusts.format(clients="all silos" if name == "silos" else "all clients")
+        if method.trusting:
+            trusted, held = f"{trusted} (ε is {held} against others)", NO_GUARANTEE
+        rows.append(
+            {
+                "Method": method.name,
+                "Accuracy": percent_of(cell.accuracy),
+                f"Five {shown} before": percent_of(cell.before),
+                "ε against the server": held,
+                "Who is trusted": NOT_APPLICABLE if method.noise == "cancelled" else trusted,
+            }
+        )
+    return markdown(rows, words=("Who is trusted",))
+
+
+def demo_noise_table(folder: Path) -> str:
+    """Its shares and the noise they leave in a round and in the model, and what one upload alone would claim."""
+    result = read_results(folder, design.DEMOS).get("demo")
+    rows = []
+    for cell in in_preset_order(result):
+        assert result is not None
+        facts, method = cell.mechanism, design.EVERYONE[cell.labels["method"]]
+        left = [cell.aggregate_variance, facts.get("predicted_variance", 0.0)]
+        if method.protects:
+            unit = (cell.labels["clip"] / result.base["participants"]) ** 2
+            left.append(unit * float(noise_in_model(result, cell, predicted=True)[-1]))
+        else:
+            left.append(0.0)
+        names = ("Noise in a round, measured", "Noise in a round, predicted", "Noise in the model, predicted")
+        rows.append(
+            {
+                "Method": method.name,
+                "κ": digits(facts.get("kappa")),
+                "τ²": digits(facts.get("tau2")),
+                **{name: digits(value) if value else "none" for name, value in zip(names, left, strict=True)},
+                "ε of one upload alone": _claim(cell, cell.epsilon_marginal),
             }
         )
     return markdown(rows)
 
 
-def difference(paired: Sequence[float]) -> str:
-    """The mean of paired differences in points, and its 95 % interval by Student's t."""
-    if len(paired) < 2:
-        return MISSING
-    from scipy.stats import t
-
-    found = spread(paired)
-    half = float(t.ppf(0.975, found.count - 1)) * found.error
-    return f"{100 * found.mean:+.2f} ± {100 * half:.2f}".replace("-", "−")
-
-
-LEAD = "Ahead of DP-FedAvg, points"
-_WORDS = ("Variant", "Method", "What goes wrong", "ε, joint view", LEAD)
-
-
-def beyond_table(folder: Path) -> str:
-    """Accuracy of every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
-    results = as_listed(read_results(folder, design.BEYOND))
-    rows = [{"Setting": result.name, **row} for result in results for row in _setting_rows(result)]
-    return markdown(rows, words=_WORDS)
-
-
-def _setting_rows(result: Result) -> list[dict[str, str]]:
-    rows = []
-    for variant, method in product(design.VARIANTS, design.METHODS):
-        cells = select(result, method=method, variant=variant)
-        if cells:
-            said = {"Variant": variant, "Method": method}
-            rows.append(said | _by_epsilon(result, method, cells, held=epsilon_of_runs(cells)))
-    return rows
-
-
-def _by_epsilon(result: Result, method: str, cells: Sequence[Cell], held: str = "") -> dict[str, str]:
-    """The accuracies of a method at each epsilon, the epsilon that is `held` where it is said, and the lead."""
-    found = [final(at_epsilon(cells, epsilon)) for epsilon in design.EPSILONS]
-    shown = {f"ε = {at:g}": percent(one) for at, one in zip(design.EPSILONS, found, strict=True)}
-    if held:
-        shown["ε, joint view"] = held
-    return shown | {LEAD: leads(method, found, local_accuracies(result))}
-
-
-def local_accuracies(result: Result) -> list[Spread | None]:
-    return [final(select(result, method=_RIVAL, epsilon=epsilon)) for epsilon in design.EPSILONS]
+def _claim(cell: Cell, epsilon: float | None) -> str:
+    return printed_claim(epsilon) if design.EVERYONE[cell.labels["method"]].private else "not private"
 
 
 _RIVAL = "dp-fedavg"
-HEADLINE = ("mnist-iid-client-1000-of-6000", "mnist-iid-client-100-of-1000")
+LEAD = "Ahead of DP-FedAvg, points"
+_WORDS = ("Variant", "Method", "ε, joint view", LEAD, "This", "beside")
+NOTE = (
+    "Accuracy in percent after the last round, with its deviation over seeds, and in brackets the mean of the five "
+    "rounds before it. Differences are paired by seed, with their 95 % interval by Student's t, in bold where that "
+    "does not hold 0; nothing else counts as ahead or behind.\n"
+)
 
 
-def headline_table(folder: Path) -> str:
-    """Every method under everything that may go wrong, and by how much it leads DP-FedAvg, or is behind."""
-    results = read_results(folder, design.BEYOND)
-    rows = []
-    for result in (results[name] for name in HEADLINE if name in results):
-        setting = design.find_setting(result.name)
-        size = f"{setting.participants:,} of {setting.clients:,}"
-        for method, variant in product(design.METHODS.values(), design.VARIANTS.values()):
-            if method.suffers(variant):
-                cells = select(result, method=method.name, variant=variant.name)
-                said = {"Participants": size, "Method": method.name, "What goes wrong": variant.words}
-                rows.append(said | _by_epsilon(result, method.name, cells))
-    return markdown(rows, words=_WORDS)
+def accuracies_table(folder: Path, experiment: str = design.BEYOND) -> str:
+    """Every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
+    results, rows = as_listed(read_results(folder, experiment)), []
+    for result in results:
+        if guess := result.base.get("majority"):
+            said = {"Setting": result.name, "Variant": "none", "Method": "most frequent label"}
+            guesses = {f"ε = {epsilon:g}": f"{100 * guess:.1f}" for epsilon in design.EPSILONS}
+            rows.append(said | guesses | {"ε, joint view": "–", LEAD: "–"})
+        for variant, method in product(design.VARIANTS, design.METHODS):
+            if cells := select(result, method=method, variant=variant):
+                said = {"Setting": result.name, "Variant": variant, "Method": method}
+                rows.append(said | _by_epsilon(result, method, cells))
+    return NOTE + tuned_where(results) + "\n" + markdown(rows, words=_WORDS)
 
 
-def leads(method: str, found: Sequence[Spread | None], local: Sequence[Spread | None]) -> str:
-    """Points at each epsilon; where DP-FedAvg is better it says so."""
-    if method == _RIVAL:
-        return "–"
-    if any(one is None or other is None for one, other in zip(found, local, strict=True)):
-        return MISSING
-    points_ahead = [
-        100 * (one.mean - other.mean) for one, other in zip(found, local, strict=True) if one and other
+def _by_epsilon(result: Result, method: str, cells: Sequence[Cell]) -> dict[str, str]:
+    """The accuracies of a method at each epsilon, the epsilon that is held, and the lead."""
+    row, leads = {}, []
+    for epsilon in design.EPSILONS:
+        mine, local = at_epsilon(cells, epsilon), select(result, method=_RIVAL, epsilon=epsilon)
+        found = final(mine)
+        nothing = found is not None and not learns(found, result)
+        row[f"ε = {epsilon:g}"] = both(mine) + ", **nothing learned**" * nothing
+        leads.append(versus(mine, local))
+    lead = "–" if method == _RIVAL else " / ".join(leads)
+    return row | {"ε, joint view": epsilon_of_runs(cells), LEAD: lead}
+
+
+def tuned_where(results: Sequence[Result]) -> str:
+    """At which epsilons methods run with choices that were made at another one."""
+    elsewhere = {
+        cell.labels["epsilon"]
+        for result in results
+        for cell in result.cells
+        if cell.labels["epsilon"] and not cell.labels["tuned_for"].endswith(f"{cell.labels['epsilon']:g}")
+    }
+    if not elsewhere:
+        return ""
+    epsilons = " and ".join(f"{epsilon:g}" for epsilon in sorted(elsewhere))
+    return (
+        f"Every search was on one seed. At epsilon {epsilons} methods run with what was chosen at another epsilon, so "
+        "differences there are between choices as much as between methods.\n"
+    )
+
+
+PAIRS = (
+    ("niss-planned", "dp-fedavg"),
+    ("niss-planned", "central-dp"),
+    ("niss-planned", "secagg-ddg"),
+    ("niss-carried", "niss-planned"),
+    ("niss-carried", "central-dp"),
+    ("niss-carried", "central-mf"),
+    ("niss-carried", "central-dp-sampled"),
+)
+_MEASURES = {"accuracy": "last round", "before": "five before"}
+
+
+def _compared(folder: Path) -> Iterator[tuple[Result, str, str, float, list[Cell], list[Cell]]]:
+    """Every pair of methods in every setting at every epsilon, without faults."""
+    results = [
+        one for kind in (design.BEYOND, design.DATASETS) for one in read_results(folder, kind).values()
     ]
-    shown = " / ".join(f"{lead:+.1f}".replace("-", "−") for lead in points_ahead)
-    return shown + ("; **behind**" if min(points_ahead) < 0.0 else "")
+    for result, (one, other), epsilon in product(
+        as_listed({r.name: r for r in results}), PAIRS, design.EPSILONS
+    ):
+        left, right = (select(result, method=name, epsilon=epsilon, variant="none") for name in (one, other))
+        if left and right:
+            yield result, one, other, epsilon, left, right
+
+
+def differences_table(folder: Path) -> str:
+    """Paired differences in points, at the last round and on average over the five before."""
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for result, one, other, epsilon, left, right in _compared(folder):
+        said = {"Setting": result.name, "This": one, "beside": other}
+        row = rows.setdefault((result.name, one, other), said)
+        for measure, words in _MEASURES.items():
+            row[f"ε = {epsilon:g}, {words}"] = versus(left, right, measure)
+    return markdown(list(rows.values()), words=_WORDS)
+
+
+def verdicts_table(folder: Path) -> str:
+    """In how many settings the interval of a paired difference says who is ahead."""
+    counts: dict[tuple[str, str, str], Counter[tuple[float, str]]] = {}
+    for _, one, other, epsilon, left, right in _compared(folder):
+        for measure, words in _MEASURES.items():
+            if lead := difference(left, right, measure):
+                counts.setdefault((one, other, words), Counter())[epsilon, lead.verdict] += 1
+    rows = []
+    for (one, other, words), found in counts.items():
+        row = {"This": f"`{one}`", "beside": f"`{other}`", "Accuracy": words}
+        for epsilon in design.EPSILONS:
+            ahead, behind, neither = (found[epsilon, verdict] for verdict in ("ahead", "behind", ""))
+            row[f"ε = {epsilon:g}"] = f"{ahead} / {behind} / {neither}"
+        rows.append(row)
+    return markdown(rows, words=("beside", "Accuracy"))
 
 
 def as_listed(results: Mapping[str, Result]) -> list[Result]:
@@ -272,29 +389,25 @@ def epsilon_of_runs(cells: Sequence[Cell]) -> str:
     return " / ".join(f"{epsilon:.2f}" for epsilon in held) + trusted
 
 
-def tuning_table(folder: Path, *, models: bool = False) -> str:
-    """What the grid chose for each method at each epsilon; `models`: in the settings with other models."""
+def tuning_table(folder: Path) -> str:
+    """What the search chose for each method at each epsilon."""
     rows = []
-    results = read_results(folder, design.TUNING)
-    for result in as_listed({name: results[name] for name in results if (name in design.MODELLED) == models}):
-        labels = [cell.labels for cell in result.cells]
-        groups = {(one["method"], one.get("variant", "none"), one["epsilon"] or 0.0) for one in labels}
-        for method, variant, epsilon in sorted(groups):
-            trials = trials_of(result, method, variant)
-            tried = [cell for cell in trials if cell.labels["epsilon"] == (epsilon or None)]
-            best = best_trial(tried)
-            clip = best.labels["clip"]
+    for result in as_listed(read_results(folder, design.TUNING)):
+        setting = design.find_setting(result.name)
+        for one in searches_in(result):
+            trials, under = trials_of(result, setting, one), one.variant.name
+            best = winner(one, trials)
             rows.append(
                 {
                     "Setting": result.name,
-                    "Method": method if variant == "none" else f"{method}, {variant}",
-                    "ε": f"{epsilon:g}" if epsilon else "–",
-                    "Trials": f"{len(tried)}",
-                    "Clip": "–" if clip is None else f"{clip:g}",
-                    "Rate": f"{best.labels['learning_rate']:g}",
-                    "Hidden": f"{best.labels['hidden']}",
-                    "Held-out accuracy": f"{best.accuracy:.1%}",
-                    "On the edge": ", ".join(edges_of(tried, best)) or "–",
+                    "Method": one.method.name if under == "none" else f"{one.method.name}, {under}",
+                    "ε": f"{one.epsilon:g}" if one.epsilon else "–",
+                    "Trials × seeds": f"{len(trials)} × {len(setting.trials)}",
+                    "Clip": f"{best.clip:g}" if one.method.private else "–",
+                    "Rate": f"{best.learning_rate:g}",
+                    "Hidden": f"{best.hidden}",
+                    "Held-out accuracy": f"{trials[best]:.1%}",
+                    "On the edge": ", ".join(edges_of(trials, best)) or "–",
                 }
             )
     return markdown(rows, words=("Method", "On the edge"))
@@ -308,16 +421,16 @@ UNIT_VARIANCE = 0.01
 
 def figure_3_table(folder: Path) -> str:
     """Settled accuracy by panel and X, the gap between X = 0 and X = 1, and the paper's."""
-    results = read_results(folder, design.FIGURE_3)
+    results = read_results(folder, paper.FIGURE_3)
     rows = []
     for name, (low, high) in PAPER_GAPS.items():
         result = results.get(name)
-        by_x = {x: settled(select(result, x=x, reading=NBAFL.name)) for x in design.X_VALUES}
+        by_x = {x: settled(select(result, x=x, reading=NBAFL.name)) for x in paper.X_VALUES}
         cells = result.cells if result else ()
         seeds = {cell.labels["seed"] for cell in cells}
         rows.append(
             {
-                "Panel": design.find_panel(name).title,
+                "Panel": paper.find_panel(name).title,
                 **{f"X = {x:g}": percent(found) for x, found in by_x.items()},
                 "Gap, points": points(gap(result)),
                 "Gap in the paper": f"{low} to {high}",
@@ -329,7 +442,7 @@ def figure_3_table(folder: Path) -> str:
 
 def gaps_table(folder: Path) -> str:
     """The gap between X = 0 and X = 1 after so many rounds, and where it is the paper's."""
-    results = read_results(folder, design.FIGURE_3)
+    results = read_results(folder, paper.FIGURE_3)
     rows = []
     for name, (low, high) in PAPER_GAPS.items():
         gaps = gap_by_round(results.get(name))
@@ -337,7 +450,7 @@ def gaps_table(folder: Path) -> str:
             most = max(gaps, key=lambda last: gaps[last].mean)
             rows.append(
                 {
-                    "Panel": design.find_panel(name).title,
+                    "Panel": paper.find_panel(name).title,
                     "In the paper": f"{low} to {high}",
                     **{
                         f"Rounds {last - WINDOW + 1} to {last}": points(gaps.get(last)) for last in GAP_ROUNDS
@@ -370,8 +483,8 @@ def readings_table() -> str:
 def sweep_table(folder: Path) -> str:
     """The gap between X = 0 and X = 1 over sigma_k."""
     rows = []
-    results = read_results(folder, design.SWEEP)
-    for panel in design.panels_in(results):
+    results = read_results(folder, paper.SWEEP)
+    for panel in paper.panels_in(results):
         result = results[panel.name]
         clean = settled(select(result, x=0.0))
         noisy = sorted({cell.labels["sigma_k"] for cell in result.cells if cell.labels["x"] == 1.0})
@@ -387,7 +500,7 @@ def files_table(folder: Path) -> str:
     """Every result file, and the beginning of its fingerprint: what happens to it afterwards shows."""
     files = {
         f"{one.experiment}/{one.name}": one
-        for experiment in EXPERIMENTS
+        for experiment in design.EXPERIMENTS
         for one in read_results(folder, experiment).values()
     }
     rows = [
@@ -404,29 +517,6 @@ def claims_table(folder: Path) -> str:
         for claim in check_claims(folder)
     ]
     return markdown(rows, words=("Verdict", "Measured"))
-
-
-def datasets_table(folder: Path) -> str:
-    """Other models and data: accuracy by method and epsilon, beside what the most frequent label is worth."""
-    rows = []
-    for result in as_listed(read_results(folder, design.DATASETS)):
-        title, guess = (
-            design.find_setting(result.name).title,
-            percent(spread([result.base["majority"]])),
-        )
-        said = {"Data, model": title, "Method": "most frequent label"}
-        columns = {f"ε = {epsilon:g}": guess for epsilon in design.EPSILONS}
-        rows.append({**said, **columns, "ε, joint view": "–", LEAD: "–"})
-        for method in design.METHODS:
-            if cells := select(result, method=method, variant="none"):
-                row = said | {"Method": method}
-                row |= _by_epsilon(result, method, cells, held=epsilon_of_runs(cells))
-                for epsilon in design.EPSILONS:
-                    one = final(at_epsilon(cells, epsilon))
-                    if one and not learns(one, result):
-                        row[f"ε = {epsilon:g}"] += ", **nothing learned**"
-                rows.append(row)
-    return markdown(rows, words=_WORDS)
 
 
 def datasets_words(folder: Path) -> str:

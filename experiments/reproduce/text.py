@@ -13,15 +13,19 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from experiments.reproduce import tables
 from experiments.reproduce.checks import Fault, fingerprint
 from experiments.reproduce.claims import early_accuracies
-from experiments.reproduce.design import BEYOND, DATASETS, FIGURE_3, FIGURE_4, LEVELS
-from experiments.reproduce.results import read_result, read_results, result_path, select, spread
+from experiments.reproduce.design import BEYOND, COMPARING, DATASETS, DEMOS, PRESETS
+from experiments.reproduce.paper import FIGURE_3, FIGURE_4, LEVELS
+from experiments.reproduce.promises import noise_in_model
+from experiments.reproduce.results import Cell, read_result, read_results, result_path, select, spread
 from experiments.reproduce.tables import MISSING, decibels, percent, psnr
+from niss.claims import digits
 from niss.errors import ConfigError
 from niss.files import write_output
 
@@ -33,13 +37,17 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "figure-4": tables.figure_4_table,
     "readings": lambda _: tables.readings_table(),
     "sweep": tables.sweep_table,
-    "headline": tables.headline_table,
-    "beyond": tables.beyond_table,
-    "tuning": tables.tuning_table,
-    "datasets": tables.datasets_table,
+    "verdicts": tables.verdicts_table,
+    "differences": tables.differences_table,
+    "beyond": tables.accuracies_table,
+    "datasets": partial(tables.accuracies_table, experiment=DATASETS),
     "datasets-learned": tables.datasets_words,
-    "datasets-tuning": lambda folder: tables.tuning_table(folder, models=True),
     "silos": tables.silos_table,
+    "silos-tabular": partial(tables.silos_table, tabular=True),
+    "demo": tables.demo_table,
+    "demo-noise": tables.demo_noise_table,
+    "demo-silos": partial(tables.demo_table, name="silos"),
+    "tuning": tables.tuning_table,
     "claims": tables.claims_table,
     "files": tables.files_table,
 }
@@ -59,18 +67,33 @@ FIGURES = {
     ),
     "faults": (
         BEYOND,
-        "Accuracy over epsilon of NISS as it is, with colluders, and with dropouts repaired and tolerated",
+        "Accuracy over epsilon of NISS as it is, with colluders, and with dropouts; thin lines: five rounds before",
     ),
-    "rivals": (BEYOND, "Accuracy over epsilon of all rivals in settings with fixed cohorts"),
+    "rivals": (
+        BEYOND,
+        "Accuracy over epsilon of all rivals with fixed cohorts; thin lines: the five rounds before the last",
+    ),
     "noise": (BEYOND, "Noise variance in the model over rounds, by method, at epsilon 3"),
     "datasets": (
         DATASETS,
-        "Accuracy over epsilon of all rivals with other models, on text and photographs",
+        "Accuracy over epsilon of all rivals with other models, on text and photographs; thin: the five rounds before",
     ),
+    "demo": (DEMOS, "Test accuracy over 30 rounds of the demo, by method"),
+    "silos": (DEMOS, "Test accuracy over 100 rounds of ten silos, by method"),
 }
 """The figures: the experiment that each one shows, and what that is for those who cannot see it."""
+_DEMO = {"demo.central-dp", "demo.dp-fedavg", "demo.niss", "demo.niss-carried", "demo.niss-carried.before"}
 MARKS = {
-    "docs/concepts/paper.md": {"figure-3", "datasets-learned", *(f"{name}.image" for name in FIGURES)},
+    "README.md": {*_DEMO, "demo.fedavg"},
+    "docs/tutorial.md": {"demo", "demo-noise", "demo.share"},
+    "docs/guides/silos.md": {"demo-silos", "silos"},
+    "docs/concepts/comparison-tables.md": {*_DEMO, "demo.niss.noise", "demo.dp-fedavg.noise"},
+    "docs/concepts/paper.md": {
+        "figure-3",
+        "verdicts",
+        "datasets-learned",
+        *(f"{name}.image" for name in FIGURES if name not in PRESETS),
+    },
 }
 """Results that a text has to take from the files: without their marks somebody might have typed them."""
 
@@ -86,10 +109,13 @@ class Disagreement:
 
 
 def computed_text(folder: Path, key: str) -> str:
-    """What belongs between the marks of `key`: a table, or one number of a panel or picture.
+    """What belongs between the marks of `key`: a table, a figure, or one number.
 
-    Numbers: `PANEL.early` (accuracy by round 60 at X = 0), `figure-4.PICTURE.LEVEL` (PSNR at the end, at the paper's
-    noise where the level takes that). `NAME.image` shows a figure, once drawn, in a page one folder below `docs/`.
+    Numbers: `PANEL.early` (accuracy by round 60 at X = 0); `figure-4.PICTURE.LEVEL` (PSNR at the end, at the paper's
+    noise where the level takes that); `SETTING.METHOD.EPSILON` (accuracy after the last round) and `demo.METHOD`, and
+    with `.before` that of the five rounds before it, with `.noise` the variance measured; `demo.share` (of the noise
+    that a trusted server leaves in the model, that of carried shares). `NAME.image` shows a figure, once drawn, in a
+    page one folder below `docs/`.
     """
     if key in TABLES:
         return "\n" + TABLES[key](folder)
@@ -100,7 +126,42 @@ def computed_text(folder: Path, key: str) -> str:
     if key.endswith(".early"):
         reached = early_accuracies(read_result(result_path(folder, FIGURE_3, key.removesuffix(".early"))))
         return percent(spread(reached) if reached else None)
+    if key == "demo.share":
+        return _carried_share(folder)
+    if found := re.fullmatch(_CELLS, key):
+        return _of_cells(folder, found)
     raise ConfigError(f"unknown key {key!r}", field="result", hint="use one of: " + ", ".join(TABLES))
+
+
+_CELLS = r"(?P<name>[a-z0-9-]+)\.(?P<method>[a-z0-9-]+)(\.(?P<epsilon>\d+))?(\.(?P<what>before|noise))?"
+
+
+def _of_cells(folder: Path, key: re.Match[str]) -> str:
+    """A number of the runs of one method without faults, over their seeds."""
+    results = [read_results(folder, kind).get(key["name"]) for kind in (*COMPARING, DEMOS)]
+    for result in (one for one in results if one is not None):
+        labels = {"method": key["method"], "variant": "none"}
+        cells: list[Cell] = select(
+            result, **labels, **({"epsilon": float(key["epsilon"])} if key["epsilon"] else {})
+        )
+        if cells and key["what"] == "noise":
+            return digits(spread([cell.aggregate_variance for cell in cells]).mean)
+        if cells:
+            mean = spread([cell.before if key["what"] else cell.accuracy for cell in cells]).mean
+            return f"{100 * mean:.1f} %"
+    return MISSING
+
+
+def _carried_share(folder: Path) -> str:
+    """In the demo, the noise in the model after its last round over that of a trusted server."""
+    result = read_results(folder, DEMOS).get("demo")
+    left = {cell.labels["method"]: cell for cell in result.cells} if result else {}
+    if result is None or not {"niss-carried", "central-dp"} <= left.keys():
+        return MISSING
+    carried, central = (
+        noise_in_model(result, left[name], predicted=True)[-1] for name in ("niss-carried", "central-dp")
+    )
+    return f"{carried / central:.2f}"
 
 
 def figure_name(figure: str, *, dark: bool = False) -> str:
@@ -110,6 +171,9 @@ def figure_name(figure: str, *, dark: bool = False) -> str:
 
 def copy_name(figure: Path) -> str:
     """The file in `docs/images` that shows a figure."""
+    for name, dark in product(PRESETS, (False, True)):
+        if figure.name == figure_name(name, dark=dark):
+            return figure_name(f"{name}-accuracy", dark=dark)
     return f"reproduce-{figure.name}"
 
 

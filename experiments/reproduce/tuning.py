@@ -8,13 +8,13 @@ where it stopped, and `niss verify` plays it again from the recorded accuracies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
-from experiments.reproduce.design import Choice, Method, Setting
-from experiments.reproduce.results import Cell, Result, select
+from experiments.reproduce.design import Choice, Contestant, Method, Setting, trial_cell
+from experiments.reproduce.results import Result
 
 
 @dataclass(frozen=True)
@@ -94,46 +94,56 @@ def best_of(tried: Mapping[Choice, float], axes: Axes) -> Choice:
     return min(tried, key=lambda choice: (-tried[choice], axes.place(choice)))
 
 
-def choice_of(labels: Mapping[str, Any], axes: Axes) -> Choice:
-    """The choice that a trial, or a run, was made with."""
-    clip = axes.start.clip if labels["clip"] is None else labels["clip"]
-    return Choice(clip=clip, learning_rate=labels["learning_rate"], hidden=labels["hidden"])
+def searches_in(tuned: Result) -> list[Contestant]:
+    """Everyone who was tuned there."""
+    found = {Contestant.of(cell.labels) for cell in tuned.cells}
+    return sorted(found, key=lambda one: (one.method.name, one.variant.name, one.epsilon or 0.0))
 
 
-def chosen(
-    tuned: Result | None, setting: Setting, method: str, epsilon: float, variant: str = "none"
-) -> tuple[Choice, str]:
-    """The best choice for a method on the held-out images, and what was tuned for it.
+def trials_of(tuned: Result | None, setting: Setting, one: Contestant) -> dict[Choice, float]:
+    """What each choice of a contestant scored, once its trials with all seeds are there."""
+    scores: dict[Choice, list[float]] = defaultdict(list)
+    for cell in tuned.cells if tuned else ():
+        if Contestant.of(cell.labels) == one:
+            labels = cell.labels
+            clip = axes_of(setting).start.clip if labels["clip"] is None else labels["clip"]
+            score = cell.accuracy if len(setting.trials) == 1 else cell.score
+            scores[Choice(clip, labels["learning_rate"], labels["hidden"])].append(score)
+    return {
+        choice: sum(found) / len(found)
+        for choice, found in scores.items()
+        if len(found) == len(setting.trials)
+    }
 
-    It is taken from the epsilon nearest to the one wanted, among those at which the method was tuned, and from the
-    variant without faults where the variant was not tuned itself.
+
+def winner(one: Contestant, trials: Mapping[Choice, float]) -> Choice:
+    """The best choice; of equals the one whose trial comes last by name."""
+    return max(trials, key=lambda choice: (trials[choice], trial_cell(one.trial(choice))))
+
+
+def chosen(tuned: Result | None, setting: Setting, one: Contestant) -> tuple[Choice, str]:
+    """The best choice for a contestant on the held-out images, and what was tuned for it.
+
+    It is taken from the epsilon nearest to its own, among those at which the method was tuned, and from the
+    variant without faults where its variant was not tuned itself.
     """
-    axes = axes_of(setting)
-    trials = trials_of(tuned, method, variant) or trials_of(tuned, method)
-    if not trials:
-        return axes.start, "nothing"
-    targets = sorted({cell.labels["epsilon"] for cell in trials if cell.labels["epsilon"] is not None})
-    target = min(targets, key=lambda one: abs(math.log(one / epsilon)), default=None)
-    best = best_trial([cell for cell in trials if cell.labels["epsilon"] == target]).labels
-    under = "" if best.get("variant", "none") == "none" else f" with {best['variant']}"
-    return choice_of(best, axes), method + under + ("" if target is None else f" at epsilon {target:g}")
+    known = [other for other in searches_in(tuned) if other.method == one.method] if tuned else []
+    mine = [other for other in known if other.variant == one.variant]
+    mine = mine or [other for other in known if other.variant.name == "none"]
+    if not mine:
+        return axes_of(setting).start, "nothing"
+    # Without noise the one choice serves for every epsilon.
+    nearest = min(mine, key=lambda other: abs(math.log((other.epsilon or 1.0) / (one.epsilon or 1.0))))
+    under = "" if nearest.variant.name == "none" else f" with {nearest.variant.name}"
+    at = "" if nearest.epsilon is None else f" at epsilon {nearest.epsilon:g}"
+    return winner(nearest, trials_of(tuned, setting, nearest)), one.method.name + under + at
 
 
-def best_trial(trials: Sequence[Cell]) -> Cell:
-    """The most accurate on the held-out images."""
-    return max(trials, key=lambda cell: (cell.accuracy, cell.id))
-
-
-def trials_of(tuned: Result | None, method: str, variant: str = "none") -> list[Cell]:
-    """All trials of a method under a variant."""
-    return [cell for cell in select(tuned, method=method) if cell.labels.get("variant", "none") == variant]
-
-
-def edges_of(trials: Sequence[Cell], best: Cell) -> list[str]:
+def edges_of(trials: Mapping[Choice, float], best: Choice) -> list[str]:
     """Where the best of the trials has the least or the largest value that was tried: further out might be better."""
     found = []
     for name in ("clip", "learning_rate", "hidden"):
-        values = sorted({cell.labels[name] for cell in trials if cell.labels[name] is not None})
-        if len(values) > 1 and best.labels[name] in (values[0], values[-1]):
+        values = sorted({getattr(choice, name) for choice in trials})
+        if len(values) > 1 and getattr(best, name) in (values[0], values[-1]):
             found.append(name.replace("learning_", ""))
     return found

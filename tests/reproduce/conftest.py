@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reproduce.design import Setting, find_panel, find_setting
+from experiments.reproduce.design import Setting, find_setting
+from experiments.reproduce.paper import find_panel
 
 SMALL = {
     "data.clients": 20,

@@ -12,11 +12,10 @@ from experiments.reproduce import beyond, design, promises
 from experiments.reproduce.beyond import hold_out, majority, run_setting, setting_config, tune
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.checks import check_files
-from experiments.reproduce.claims import check_claims
 from experiments.reproduce.design import DATASETS, METHODS, TUNING, Choice, Setting, find_setting
 from experiments.reproduce.results import Result, read_result, result_path
-from experiments.reproduce.session import experiments_of, tasks_of
-from experiments.reproduce.tables import datasets_table, datasets_words
+from experiments.reproduce.session import Comparison
+from experiments.reproduce.tables import accuracies_table, datasets_words
 from experiments.reproduce.text import computed_text, figure_faults
 from experiments.reproduce.tuning import axes_of
 from niss.data import load_dataset
@@ -61,7 +60,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     places = {"out": folder / "results", "work": folder / "work", "methods": COMPARED, "device": "cpu"}
     with pytest.MonkeyPatch.context() as patch:
         small(patch)
-        tune(TINY, (3.0,), **places)
+        tune(TINY, epsilons=(3.0,), **places)
         run_setting(TINY, epsilons=(1.0, 3.0, 8.0), seeds=(1, 2), variants=("none", "repair"), **places)
     return folder / "results"
 
@@ -128,26 +127,23 @@ def _first(runs: Result, **changes: object) -> Result:
 
 
 def test_tables_and_figure_are_made_of_the_files(measured: Path) -> None:
-    table, words = datasets_table(measured), datasets_words(measured)
+    table, words = accuracies_table(measured, DATASETS), datasets_words(measured)
     for name in ("most frequent label", *COMPARED):
         assert f"| {name} |" in table
     assert words.startswith("- **mnist-mini, tiny**, 10 of 40 clients a round, 4 rounds: ")
     assert computed_text(measured, "datasets-learned") == "\n" + words
-    assert "| mnist-mini-tiny | niss-carried |" in computed_text(measured, "datasets-tuning")
-    assert "mnist-mini-tiny" not in computed_text(measured, "tuning")
+    assert "| mnist-mini-tiny | niss-carried |" in computed_text(measured, "tuning")
     assert "mnist-mini-tiny" not in computed_text(measured, "beyond")
     assert {path.name for path in write_figures(measured)} == {"datasets.png", "datasets-dark.png"}
     assert not [fault for fault in figure_faults(measured, None) if fault.where.startswith("datasets")]
-    claims = [claim for claim in check_claims(measured) if claim.name.startswith(TINY.name)]
-    assert any("at most the one promised" in claim.name and claim.holds for claim in claims)
 
 
 def made_up(accuracies: dict[str, list[float]]) -> Result:
     """Runs of two seeds at epsilon 1, 3 and 8."""
     cells = [
         made_up_cell(
-            design.run_cell("none", method, epsilon, seed),
-            {"method": method, "epsilon": epsilon, "variant": "none", "seed": seed},
+            f"{method}/{epsilon}/{seed}",
+            {"method": method, "epsilon": epsilon, "variant": "none", "seed": seed, "tuned_for": "nothing"},
             accuracy + 0.001 * seed,
             epsilon_joint=epsilon,
         )
@@ -177,7 +173,7 @@ def test_the_text_says_where_nothing_is_learned(tmp_path, accuracies, said: str,
     words = datasets_words(tmp_path)
     assert said in words
     assert "the most frequent label is right 30.0 % of the time" in words
-    assert datasets_table(tmp_path).count("nothing learned") == marked
+    assert accuracies_table(tmp_path, DATASETS).count("nothing learned") == marked
 
 
 def test_who_owns_samples_keeps_most_of_its_own() -> None:
@@ -209,13 +205,14 @@ def test_the_settings_are_whole(name: str) -> None:
     setting = find_setting(name)
     assert setting.name == name
     assert setting.clients % setting.participants == 0
-    assert experiments_of(setting, "all") == (TUNING, DATASETS)
-    assert {task.variant for task in tasks_of(setting, DATASETS)} == {"none"}
-    assert len(tasks_of(setting, TUNING)) == len(METHODS)
+    whole = Comparison(setting=(name,))
+    assert {(task.experiment, task.variant) for task in whole.tasks("run")} == {(DATASETS, "none")}
+    assert {task.experiment for task in whole.tasks("tune")} == {TUNING}
+    assert len(whole.tasks("tune")) == len(METHODS) - 1
     assert find_setting(name, rounds=2).rounds == 2
     assert axes_of(setting).trials == 7
     for method in METHODS.values():
-        contestant = beyond.Contestant(method, design.VARIANTS["none"], 3.0)
+        contestant = design.Contestant(method, design.VARIANTS["none"], 3.0)
         config = setting_config(setting, contestant, axes_of(setting).start)
         assert config.training.participants == setting.participants
         assert config.privacy.collusion == 0.0

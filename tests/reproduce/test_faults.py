@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.reproduce.sensitivity import NBAFL, Setup
+from experiments.reproduce.paper import NBAFL, Setup
 from niss.accounting import Plan
 from niss.graph import ShareGraph
 from niss.mechanism import add_shares, clip_elements, clip_l2, gaussian_sigma, gdp_epsilon

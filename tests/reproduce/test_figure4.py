@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 
 from experiments.reproduce import figure4
 from experiments.reproduce.chart import write_figures
-from experiments.reproduce.design import LEVELS, cells_of, find_levels
 from experiments.reproduce.figure4 import level_setting, run_picture
+from experiments.reproduce.paper import LEVELS, NBAFL, cells_of, find_levels, find_reading
 from experiments.reproduce.results import kept_pictures, merge_results, read_result, select
 from experiments.reproduce.runner import OutOfTime, Watch
-from experiments.reproduce.sensitivity import NBAFL, find_reading
 from experiments.reproduce.tables import figure_4_table, leaks_in_order
 from niss.cli import experiments
 from niss.errors import ConfigError, RunFolderError

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from experiments.reproduce.claims import BARE, HIDDEN, JOINT, LOSS, PAPER, check_claims
-from experiments.reproduce.design import LEVELS, cells_of
+from experiments.reproduce.paper import LEVELS, NBAFL, cells_of
 from experiments.reproduce.results import Attempt, Leaks
-from experiments.reproduce.sensitivity import NBAFL
 from experiments.reproduce.text import computed_text
 from support.results import keep
 

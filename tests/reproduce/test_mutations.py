@@ -10,24 +10,31 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.reproduce.beyond import run_setting
 from experiments.reproduce.checks import Fault, check_files, fingerprint
-from experiments.reproduce.results import read_result
-from experiments.reproduce.text import disagreements, figure_faults, text_faults
+from experiments.reproduce.rerun import compare, rerun, rerun_some
+from experiments.reproduce.results import Result, read_result
+from experiments.reproduce.text import copy_name, disagreements, figure_faults, text_faults
+from support.results import keep, made_up_cell
 
 ROOT = Path(__file__).parents[2]
 BEYOND, HUNDRED = "beyond/mnist-iid-client-1000-of-6000", "beyond/mnist-iid-client-100-of-1000"
 TUNING, OTHER = "tuning/mnist-iid-client-1000-of-6000", "beyond/cifar10-iid-client-30-of-300"
 PANEL, SWEEP, LEAKS = "figure-3/mnist-mlp-iid", "sweep/mnist-mlp-iid", "figure-4/mnist-7"
-IN_SILOS = "silos/mnist-non-iid-record-10-silos"
+IN_SILOS, DEMO = "silos/mnist-non-iid-record-10-silos", "demos/demo"
 PAGE, TABLES = "docs/concepts/paper.md", "results/paper/tables.md"
+README, TUTORIAL, OTHERS = "README.md", "docs/tutorial.md", "docs/concepts/comparison-tables.md"
+PAGES = (PAGE, README, TUTORIAL, OTHERS, "docs/guides/silos.md")
 RUN = "none/niss-planned/epsilon=3/seed-1"
 CENTRAL = "none/central-dp/epsilon=3/seed-1"
 LOCAL = "none/dp-fedavg/epsilon=3/seed-1"
+SAMPLED, SHOWN_RUN = "none/central-dp-sampled/epsilon=3/seed-1", "none/niss/epsilon=3/seed-1"
 TOLERATED, COLLUDED = (RUN.replace("none", one) for one in ("tolerate", "collusion"))
 X_0, X_1, LEAK = "nbafl/X=0/seed-1", "nbafl/X=1/seed-1", "nbafl/niss/seed-1"
 RECORD, CURATOR = (f"none/{one}/epsilon=2.93/seed-1" for one in ("niss-planned", "central-dp"))
@@ -43,11 +50,11 @@ def cell(content: Content, name: str) -> Content:
 
 
 def changed(name: str, field: str, change: Callable[[Any], Any]) -> Mutation:
-    """One field of a cell, or one of its labels."""
+    """One field of a cell, one of its labels, or a fact of its mechanism."""
 
     def apply(content: Content) -> None:
         one = cell(content, name)
-        place = one if field in one else one["labels"]
+        place = next(part for part in (one, one["labels"], one.get("mechanism", {})) if field in part)
         place[field] = change(place[field])
 
     return apply
@@ -157,6 +164,20 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "squared error of a picture": ("attack", LEAKS, changed(LEAK, "mse", to(0.2))),
     "loss of an attack": ("attack", LEAKS, changed(LEAK, "loss", times(3))),
     "epsilon of an attacked round": ("epsilon", LEAKS, changed("nbafl/dp-fedavg/seed-1", "epsilon_joint", to(10.0))),
+    # what a run recorded of itself
+    "drawn half as often": ("settings", HUNDRED, changed(SAMPLED, "sampling_probability", to(0.05))),
+    "fewer dropouts": ("settings", HUNDRED, changed(TOLERATED, "dropout", to(0.01))),
+    "fewer colluders": ("settings", HUNDRED, changed(COLLUDED, "rho", to(0.1))),
+    "half the variance predicted": ("noise", BEYOND, changed(RUN, "predicted_variance", times(0.5))),
+    "exchange relabelled": ("settings", BEYOND, changed(RUN, "exchange", to("protocol"))),
+    "engine of another model": ("settings", BEYOND, changed(RUN, "engine", to("cuda: ResNet vmapped, float32"))),
+    "what its noise was made of deleted": ("epsilon", BEYOND, changed(RUN, "mechanism", to({}))),
+    "less noise in the demo": ("noise", DEMO, changed(SHOWN_RUN, "aggregate_variance", times(0.9))),
+    "epsilon of the demo lowered": ("epsilon", DEMO, changed(SHOWN_RUN, "epsilon_joint", to(2.0))),
+    "an epsilon for NISS as printed": (
+        "epsilon", DEMO, changed("none/niss-as-printed/epsilon=3/seed-1", "epsilon_joint", to(3.0)),
+    ),
+    "fewer rounds in the demo": ("settings", DEMO, based("rounds", 20)),
     # deletions, and what is too much
     "a cell deleted": ("cells", BEYOND, without(SEED_2)),
     "a seed of the paper's figure deleted": ("cells", PANEL, without("nbafl/X=0.6/seed-3")),
@@ -201,14 +222,13 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with results, the page and its figures."""
+    """A repository with results, the pages that show them, and their figures."""
     root = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "results" / "paper", root / "results" / "paper")
-    (root / "docs" / "concepts").mkdir(parents=True)
-    shutil.copy(ROOT / "docs" / "concepts" / "paper.md", root / "docs" / "concepts")
-    (root / "docs" / "images").mkdir()
-    for picture in (ROOT / "docs" / "images").glob("reproduce-*.png"):
-        shutil.copy(picture, root / "docs" / "images")
+    pictures = [ROOT / "docs/images" / copy_name(one) for one in root.glob("results/paper/*.png")]
+    for name in (*PAGES, *(str(one.relative_to(ROOT)) for one in pictures)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
     return root
 
 
@@ -242,7 +262,11 @@ def shown_faults(root: Path) -> list[Fault]:
     return [
         *figure_faults(folder, root / "docs" / "images"),
         *text_faults(folder, root),
-        *(Fault("text", one.path.name, one.key) for one in disagreements(root / PAGE, folder)),
+        *(
+            Fault("text", one.path.name, one.key)
+            for page in PAGES
+            for one in disagreements(root / page, folder)
+        ),
     ]
 
 
@@ -310,11 +334,25 @@ SHOWN: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a number of the page": ("text", with_text(r"97\.5 ± 0\.0 %", "98.5 ± 0.0 %")),
     "a row of the page": ("text", with_text(r"\| MNIST, CNN, IID .*\n", "")),
     "marks of the page": ("text", with_text(r"<!-- result: figure-3 -->", "")),
+    "a row of the README": ("text", with_text(r"-->85\.9 %<", "-->88.9 %<", README)),
+    "a number in a sentence of the README": ("text", with_text(r"-->86\.6 %<!-- end -->\.", "87.6 %.", README)),
+    "a number of the README without marks": (
+        "text",
+        with_text(r"<!-- result: demo\.niss -->85\.9 %<!-- end -->", "88.9 %", README),
+    ),
+    "a variance of the demo": ("text", with_text(r"8\.37e-5", "7.37e-5", TUTORIAL)),
+    "a variance beside other systems": ("text", with_text(r"-->8\.37e-5<", "-->7.37e-5<", OTHERS)),
+    "what is left of the trusted server's noise": ("text", with_text(r"-->0\.30<", "-->0.20<", TUTORIAL)),
+    "who is ahead": ("text", with_text(r"0 / 6 / 8", "6 / 0 / 8")),
+    "a curve in the README": (
+        "figure",
+        with_picture("demo-accuracy.png", lambda png: png + b"0", "docs/images"),
+    ),
     "a dark figure deleted": ("figure", deleted("results/paper/rivals-dark.png")),
     "a dark figure of other results": ("figure", with_stamp("rivals-dark.png", "results")),
     "a number within a sentence": ("text", with_text(r"-->97\.1 ± 0\.1 %<", "-->97.9 ± 0.1 %<")),
-    "a number of the tables": ("text", with_text(r"63\.4 ± 3\.0 %", "43.4 ± 3.0 %", TABLES)),
-    "a row of the tables": ("text", with_text(r"\| 1,000 of 6,000 \| central-dp .*\n", "", TABLES)),
+    "a number of the tables": ("text", with_text(r"\(75\.9\)", "(79.5)", TABLES)),
+    "a row of the tables": ("text", with_text(r"\| cifar10-resnet \| none \| central-dp .*\n", "", TABLES)),
     "a figure's stamp": ("figure", with_stamp("faults.png", "picture")),
     "all stamps deleted": ("figure", deleted("results/paper/figures.json")),
     "a figure's picture": ("figure", with_picture("noise.png", lambda png: png + b"0")),
@@ -356,3 +394,31 @@ def test_a_file_renamed(copy):
     name = "client-1000-of-6000.json"
     shutil.copy(folder / f"mnist-iid-{name}", folder / f"mnist-non-iid-{name}")
     assert "cells" in {fault.kind for fault in check_files(copy / "results" / "paper")}
+
+
+def test_curves_that_were_swapped_are_found_by_running_again(places, small_setting):
+    """No check of the numbers can tell; in the committed files the stamps of tables and figures do."""
+    result = run_setting(
+        small_setting, **places, epsilons=(8.0,), methods=("central-dp", "fedavg"), seeds=(1, 2), device="cpu"
+    )
+    for cell in result.cells:
+        assert rerun(result, cell).agrees
+    one, _, other, _ = result.cells
+    swapped = [replace(a, curve=b.curve, accuracy=b.accuracy) for a, b in ((one, other), (other, one))]
+    for cell in swapped:
+        found = rerun(replace(result, cells=tuple(swapped)), cell)
+        assert not found.agrees
+        assert "another curve" in found.detail
+    keep(places["out"], replace(result, cells=(swapped[0], *result.cells[1:2], swapped[1], result.cells[3])))
+    found = list(rerun_some(places["out"], 4, most=60.0))
+    assert sorted(one.agrees for one in found) == [False, False, True, True]
+    assert list(rerun_some(places["out"], 3, most=0.0)) == []
+
+
+def test_what_was_run_on_a_gpu_may_drift_as_seeds_do_and_no_further(small_setting):
+    base = made_up_cell("x", {"seed": 1}, 0.8, engine="cuda: NVIDIA", aggregate_variance=1.0)
+    others = [made_up_cell(f"{seed}", {"seed": seed}, 0.8) for seed in (2, 3)]
+    record = Result("beyond", small_setting.name, small_setting.base, (base, *others))
+    for accuracy, noise, agrees in ((0.81, 1.0, True), (0.85, 1.0, False), (0.81, 1.3, False)):
+        again = made_up_cell("x", {"seed": 1}, accuracy, aggregate_variance=noise)
+        assert compare(record, base, again)[0] is agrees

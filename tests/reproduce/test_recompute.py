@@ -73,5 +73,5 @@ def test_what_a_run_recorded_of_its_noise_is_checked(changed, words):
     assert whole is not None
     (cell,) = [one for one in whole.cells if one.id == "none/niss-planned/epsilon=3/seed-1"]
     result = replace(whole, cells=(replace(cell, mechanism={**cell.mechanism, **changed}),))
-    found = [detail for _, _, detail in promise_faults(result, None)]
+    found = [detail for _, _, detail in promise_faults(result)]
     assert (found == []) if words is None else any(words in detail for detail in found)

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.reproduce.design import PANELS, find_panel
 from experiments.reproduce.figure3 import base_config, cell_config, panel_cells, setup_of
-from experiments.reproduce.sensitivity import NBAFL, READINGS, Setup, find_reading
+from experiments.reproduce.paper import NBAFL, PANELS, READINGS, Setup, find_panel, find_reading
 from niss.errors import ConfigError
 
 GAUSSIAN = math.sqrt(2 * math.log(1.25 / 1e-4)) / 10

@@ -11,18 +11,18 @@ from queue import Queue
 import pytest
 
 from experiments.reproduce import session
-from experiments.reproduce.design import METHODS, find_setting
+from experiments.reproduce.design import METHODS
 from experiments.reproduce.results import read_result, result_path
-from experiments.reproduce.session import tasks_of
+from experiments.reproduce.session import Comparison
 
 NAME = "mnist-mini-iid-client-10-of-40"
 ROOT = Path(__file__).parents[2]
 
 
-def arguments(folder: Path, *more: str) -> list[str]:
-    places = ["--out", str(folder / "out"), "--work", str(folder / "work"), "--processes", "2"]
-    small = ["--settings", NAME, "--rounds", "2", "--device", "cpu", "--epsilons", "3", "--seeds", "1"]
-    return [*places, *small, "--methods", "central-dp,secagg-ddg", *more]
+def comparison(folder: Path, **more: object) -> Comparison:
+    small = {"setting": (NAME,), "rounds": 2, "device": "cpu", "epsilons": (3.0,), "seeds": 1, "processes": 2}
+    places = {"out": folder / "out", "work": folder / "work", "methods": ("central-dp", "secagg-ddg")}
+    return Comparison(**{**small, **places, **more})
 
 
 def cells(folder: Path, experiment: str) -> dict[str, float]:
@@ -32,24 +32,25 @@ def cells(folder: Path, experiment: str) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_a_session_stops_in_time_and_goes_on_from_what_it_left(tmp_path):
-    assert session.main(arguments(tmp_path, "--seconds", "1")) == 3
-    assert session.main(arguments(tmp_path, "--stage", "tune")) == 0
+    assert len(session.play(comparison(tmp_path, stop_after=1.0))) == 4
+    assert session.play(comparison(tmp_path, stage="tune")) == []
     tuned = cells(tmp_path, "tuning")
     assert len(tuned) == 4 * 12
     # What is in the results need not be run again, although nothing else is left of it.
     (tmp_path / "work").rename(tmp_path / "elsewhere")
-    assert session.main(arguments(tmp_path)) == 0
+    assert session.play(comparison(tmp_path)) == []
     assert cells(tmp_path, "tuning") == tuned
     assert len(cells(tmp_path, "beyond")) == 4
 
 
 def test_tasks_are_those_that_make_a_difference():
-    setting = find_setting(NAME)
-    names = [(task.method, task.variant) for task in tasks_of(setting, "tuning")]
+    tasks = Comparison(setting=(NAME,)).tasks("tune")
+    names = [(task.method, task.variant) for task in tasks]
     assert len(names) == len(set(names))
     assert ("secagg-ddg", "repair") in names
     assert ("secagg-ddg", "tolerate") not in names
-    assert {method for method, _ in names} == set(METHODS)
+    assert {method for method, _ in names} == set(METHODS) - {"alone"}
+    assert {task.experiment for task in tasks} == {"tuning"}
 
 
 def test_nothing_that_draws_or_talks_is_needed():
@@ -66,8 +67,8 @@ def test_processes_take_the_gpus_in_turn(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert session._gpus("cpu") == []
-    names, numbers, taken = session._gpus("auto"), Queue(), []
+    assert session.gpus("cpu") == []
+    names, numbers, taken = session.gpus("auto"), Queue(), []
     for number in range(3):
         numbers.put(number)
     limits: list[float] = []
@@ -80,7 +81,7 @@ def test_processes_take_the_gpus_in_turn(monkeypatch):
     session.take_gpu([], numbers, None)
     assert limits == [0.475] * 3
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert session._gpus("cuda") == []
+    assert session.gpus("cuda") == []
 
 
 @pytest.mark.parametrize("processes", range(1, 9))

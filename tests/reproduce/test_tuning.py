@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.reproduce.beyond import contestants, tune
+from experiments.reproduce.beyond import tune
 from experiments.reproduce.checks import _search
-from experiments.reproduce.design import METHODS, VARIANTS, Choice
-from experiments.reproduce.results import merge_results, read_result, result_path
+from experiments.reproduce.design import METHODS, VARIANTS, Choice, Contestant, contestants, trial_cell
+from experiments.reproduce.results import Result, merge_results, read_result, result_path
 from experiments.reproduce.runner import OutOfTime, Watch
 from experiments.reproduce.tuning import AXES, Axes, axes_for, best_of, edges_of, next_trials, trials_of
+from support.results import made_up_cell
 
 SMALL = Axes((0.1, 0.5), (0.1, 0.2), (4, 8), start=Choice(hidden=8))
 
@@ -67,24 +68,31 @@ def test_everyone_is_tuned_under_every_variant_that_matters_to_them():
 def test_a_search_goes_on_where_it_stopped_and_parts_add_up(places, small_setting, tmp_path):
     common = {"methods": ("dp-fedavg", "central-dp"), "device": "cpu", "axes": SMALL, "at_once": 1}
     with pytest.raises(OutOfTime):
-        tune(small_setting, (8.0,), **places, **common, progress=Watch(until=0.0))
-    whole = tune(small_setting, (8.0,), **places, **common)
-    assert {len(trials_of(whole, name)) for name in common["methods"]} == {SMALL.trials}
+        tune(small_setting, epsilons=(8.0,), **places, **common, progress=Watch(until=0.0))
+    whole = tune(small_setting, epsilons=(8.0,), **places, **common)
+    mine = [Contestant(METHODS[name], VARIANTS["none"], 8.0) for name in common["methods"]]
+    assert {len(trials_of(whole, small_setting, one)) for one in mine} == {SMALL.trials}
     parts = [tmp_path / name for name in common["methods"]]
     for out in parts:
-        tune(small_setting, (8.0,), out=out, work=tmp_path / "other", **common | {"methods": (out.name,)})
+        tune(
+            small_setting,
+            epsilons=(8.0,),
+            out=out,
+            work=tmp_path / "other",
+            **common | {"methods": (out.name,)},
+        )
     merge_results(parts, tmp_path / "merged")
     merged = read_result(result_path(tmp_path / "merged", "tuning", small_setting.name))
     assert merged is not None
     assert all(one.same_run(other) for one, other in zip(whole.cells, merged.cells, strict=True))
     # Of two values each is on the edge.
-    trials = trials_of(whole, "central-dp")
-    assert edges_of(trials, trials[0]) == ["clip", "rate", "hidden"]
+    trials = trials_of(whole, small_setting, mine[1])
+    assert edges_of(trials, next(iter(trials))) == ["clip", "rate", "hidden"]
 
 
 def test_verify_plays_the_search_again(places, small_setting):
     whole = tune(
-        small_setting, (8.0,), **places, methods=("central-dp",), device="cpu", axes=SMALL, at_once=8
+        small_setting, epsilons=(8.0,), **places, methods=("central-dp",), device="cpu", axes=SMALL, at_once=8
     )
     model = whole.cells[0]
 
@@ -111,3 +119,21 @@ def test_verify_plays_the_search_again(places, small_setting):
     assert "13 trials" in fault.detail
     (fault,) = played({**tried, Choice(clip=0.3): 0.0})
     assert "not in the grid" in fault.detail
+
+
+def test_a_trial_with_several_seeds_counts_once_all_are_there(small_setting):
+    """Then it scores the mean over them of the last round and those before it."""
+    setting, one = (
+        replace(small_setting, trials=(1, 2)),
+        Contestant(METHODS["central-dp"], VARIANTS["none"], 8.0),
+    )
+    choice = Choice(clip=0.1, learning_rate=0.1, hidden=8)
+    cells = tuple(
+        made_up_cell(trial_cell(labels), labels, 0.8, rounds=2, curve=((1, 0.4 + seed / 10), (2, 0.8)))
+        for seed in (1, 2)
+        for labels in [one.trial(choice, seed)]
+    )
+    assert len({cell.id for cell in cells}) == 2
+    assert trials_of(Result("tuning", setting.name, {}, cells[:1]), setting, one) == {}
+    found = trials_of(Result("tuning", setting.name, {}, cells), setting, one)
+    assert found == {choice: pytest.approx((0.65 + 0.7) / 2)}

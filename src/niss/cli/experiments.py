@@ -165,6 +165,10 @@ class VerifyOptions:
         bool,
         Doc("Results of your own: do not ask for every cell and figure, nor look into README.md and docs/."),
     ] = False
+    rerun: Annotated[int, Doc("Run so many cells again, drawn at random, on the processor, and compare.")] = (
+        option(0, min=0)
+    )
+    rerun_seconds: Annotated[float, Doc("Draw among cells that take about so long, or less.")] = 60.0
     as_json: Annotated[bool, Doc("Print the findings as JSON.")] = option(False, "--json")
 
 
@@ -172,8 +176,11 @@ class VerifyOptions:
 def verify_command(options: VerifyOptions) -> None:
     """Recompute every epsilon and claim from the result files; fail if one does not hold or the text disagrees.
 
+    Accuracies cannot be computed: `--rerun 3` runs three cells again.
+
     Examples:
     niss verify results/
+    niss verify results/ --rerun 3
     niss verify results/ --text README.md --text docs/concepts/paper.md --json
     """
-    load_experiments().verify(options.results, options.text, partial=options.partial, as_json=options.as_json)
+    load_experiments().verify(options)
