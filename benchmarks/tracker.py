@@ -39,6 +39,7 @@ from harness import Report, command_line, cpu_seconds, megabytes
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity, PrekeyStore
+from niss.tracker.api import Attempt
 from niss.tracker.auth import LARGEST_ROUND, sign_request
 from niss.tracker.client import TrackerClient
 from niss.tracker.databases import SqliteStore, open_store
@@ -141,10 +142,10 @@ def open_rounds(
                 {"members": [one.hex() for one in members]},
             )
             listed = bytes.fromhex(shown["participants_hash"])
-            asking.beacon(run, 0, 0, listed + bytes(32), neighbours=NEIGHBOURS)
+            asking.beacon(Attempt(run, 0, 0), listed + bytes(32), neighbours=NEIGHBOURS)
             times.append(time.perf_counter() - began)
             if place == 0:
-                assert participants_hash(asking.participants(run, 0, 0)) == listed
+                assert participants_hash(asking.participants(Attempt(run, 0, 0))) == listed
             paths += [f"/v1/runs/{run.hex()}/rounds/0/attempts/0/neighbours"] * size
     return paths, statistics.median(times)
 

@@ -14,6 +14,7 @@ import pytest
 
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.protocol.keys import encode_prekey
+from niss.tracker.api import Attempt
 from niss.tracker.auth import LIST_PURPOSE, list_message
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from niss.tracker.rounds import OwnChains, RoundView
@@ -191,11 +192,11 @@ def test_a_list_is_believed_only_as_the_tracker_signed_it(stub: Stub, line: Trac
     path = f"/v1/runs/{RUN.hex()}/rounds/0/attempts/1/participants"
     shown, seating = listed(link=2)
     stub.answers[path] = shown
-    assert line.participants(RUN, 0, 1) == seating.participants()
+    assert line.participants(Attempt(RUN, 0, 1)) == seating.participants()
     for other in (shown | {"participants": shown["participants"][::-1]}, listed(link=1)[0]):
         stub.answers[path] = other
         with pytest.raises(RemoteProtocolError, match="'participants'"):
-            line.participants(RUN, 0, 1)
+            line.participants(Attempt(RUN, 0, 1))
 
 
 def test_a_swapped_prekey_is_noticed(stub: Stub, line: TrackerClient) -> None:
@@ -208,14 +209,14 @@ def test_a_swapped_prekey_is_noticed(stub: Stub, line: TrackerClient) -> None:
     stub.answers[f"/v1/runs/{RUN.hex()}/rounds/0/attempts/1/neighbours"] = told
     for asked in (line.participants, line.neighbours):
         with pytest.raises(RemoteProtocolError, match="'prekey'"):
-            asked(RUN, 0, 1)
+            asked(Attempt(RUN, 0, 1))
 
 
 def test_a_beacon_of_another_attempt_is_noticed(stub: Stub, line: TrackerClient) -> None:
     shown = {"index": 1, "value": bytes(32).hex(), "signature": bytes(64).hex()}
     stub.answers[f"/v1/runs/{RUN.hex()}/rounds/0/attempts/1/beacon"] = shown
     with pytest.raises(RemoteProtocolError, match="another attempt"):
-        line.beacon(RUN, 0, 1, bytes(64))
+        line.beacon(Attempt(RUN, 0, 1), bytes(64))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from niss.protocol.keys import Identity, link_of, verify_beacon
 from niss.protocol.messages import Participant, Terms
 from niss.protocol.schedule import Policy
 from niss.protocol.server import Server
+from niss.tracker.api import Attempt
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 from support.protocol_round import seeded_entropy
 from tracker.harness import (
@@ -96,22 +97,25 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
         assert lines[-1].register(clients[-1].enrol(3, entropy)).accepted == 3
     used: set[tuple[bytes, int]] = set()
     for round_number in range(3):
-        seated = asking.seat(RUN, round_number, 0, [one.public for one in clients], at_least=3)
+        seated = asking.seat(Attempt(RUN, round_number, 0), [one.public for one in clients], at_least=3)
         used |= {(one.identity, one.prekey.number) for one in seated}
         agreed = terms(round_number, 0, 2.0, run=RUN, unit_variance=0.01, residual_variance=0.0)
         beacon = asking.beacon(
-            RUN, round_number, 0, commitment_to(seated, agreed), neighbours=agreed.neighbours
+            Attempt(RUN, round_number, 0), commitment_to(seated, agreed), neighbours=agreed.neighbours
         )
         running.restart(signal.SIGKILL if round_number == 0 else signal.SIGTERM)
-        assert asking.beacon(RUN, round_number, 0, commitment_to(seated, agreed), neighbours=2.0) == beacon
+        assert (
+            asking.beacon(Attempt(RUN, round_number, 0), commitment_to(seated, agreed), neighbours=2.0)
+            == beacon
+        )
         assert asking.start_run(RUN, 4) == anchor
         with pytest.raises(TrackerRefused, match="another commitment"):
-            asking.beacon(RUN, round_number, 0, participants_hash(seated) + bytes(32))
+            asking.beacon(Attempt(RUN, round_number, 0), participants_hash(seated) + bytes(32))
         opened = server.open_round(agreed, seated, beacon)
         updates = [np.full(8, 0.1 * (number + 1)) for number in range(3)]
         for one, line, update in zip(clients, lines, updates, strict=True):
-            assert line.participants(RUN, round_number, 0) == seated
-            around = line.neighbours(RUN, round_number, 0)
+            assert line.participants(Attempt(RUN, round_number, 0)) == seated
+            around = line.neighbours(Attempt(RUN, round_number, 0))
             assert {other.identity for other in around.values()} == {c.public for c in clients} - {one.public}
             one.accept(opened, entropy)
             upload = one.answer(update, entropy)
@@ -127,7 +131,7 @@ def test_rounds_over_a_tracker_that_is_killed_between_them(running: TrackerProce
         line.leave()
         line.close()
     with pytest.raises(TrackerRefused, match="0 of the clients"):
-        asking.seat(RUN, 3, 0, count=3)
+        asking.seat(Attempt(RUN, 3, 0), count=3)
     asking.close()
 
 
@@ -205,8 +209,8 @@ def test_metrics_and_logs_say_enough_and_not_too_much(running: TrackerProcess) -
         line.register(other.batch(1))
     with TrackerClient(running.url, SERVER.identity) as line:
         line.start_run(RUN, 2)
-        listed = participants_hash(line.seat(RUN, 0, 0, [one.public, other.public]))
-        beacon = line.beacon(RUN, 0, 0, listed + b"a" * 32)
+        listed = participants_hash(line.seat(Attempt(RUN, 0, 0), [one.public, other.public]))
+        beacon = line.beacon(Attempt(RUN, 0, 0), listed + b"a" * 32)
     ask_process(running, "GET", "/v1/nowhere")
     text, until = "", time.monotonic() + 30
     while "niss_tracker_clients_live 2\n" not in text:  # A count may be a second old.
@@ -298,12 +302,12 @@ def test_two_trackers_on_one_store_answer_as_one(pair: Pair, request: pytest.Fix
         TrackerClient(pair[1].url, SERVER.identity) as other,
     ):
         assert one.start_run(run, 3) == other.start_run(run, 3)
-        seated = one.seat(run, 0, 0, count=6)
-        assert other.seat(run, 0, 0, count=6) == seated
+        seated = one.seat(Attempt(run, 0, 0), count=6)
+        assert other.seat(Attempt(run, 0, 0), count=6) == seated
         # Both are asked before the beacon is out, so that neither answers from what it remembers of then.
         assert {ask(process, many[0])[0] for process in pair} == {409}
         commitment = participants_hash(seated) + bytes(32)
-        beacon = other.beacon(run, 0, 0, commitment, neighbours=2)
+        beacon = other.beacon(Attempt(run, 0, 0), commitment, neighbours=2)
         for asking in many:
             # Twice: by way of the store, and from memory.
             answers = [ask(process, asking) for process in (*pair, *pair)]
@@ -314,9 +318,9 @@ def test_two_trackers_on_one_store_answer_as_one(pair: Pair, request: pytest.Fix
             server = request.getfixturevalue("redis")
             server.kill()
             server.start()
-        assert one.beacon(run, 0, 0, commitment, neighbours=2) == beacon
+        assert one.beacon(Attempt(run, 0, 0), commitment, neighbours=2) == beacon
         with pytest.raises(TrackerRefused, match="another commitment"):
-            one.beacon(run, 0, 0, commitment[:32] + bytes(31) + b"x")
+            one.beacon(Attempt(run, 0, 0), commitment[:32] + bytes(31) + b"x")
 
 
 def test_without_its_store_the_tracker_says_so_and_recovers(tmp_path: Path, redis: RedisProcess) -> None:
@@ -356,29 +360,29 @@ def test_links_come_from_a_holder_apart_also_in_runs_that_carry(tmp_path: Path) 
         assert about.holder.hex() == holder.ready["tracker"] != lists.ready["tracker"]
         assert asking.describe().tracker.hex() == lists.ready["tracker"]
         register(lists, many, 4)
-        commitment = participants_hash(asking.seat(RUN, 0, 0, count=4)) + bytes(32)
-        beacon = asking.beacon(RUN, 0, 0, commitment, neighbours=3.0)
+        commitment = participants_hash(asking.seat(Attempt(RUN, 0, 0), count=4)) + bytes(32)
+        beacon = asking.beacon(Attempt(RUN, 0, 0), commitment, neighbours=3.0)
         verify_beacon(beacon, commitment, expected=link_of(0, 0), anchor=anchor, holder=about.holder, after=0)
-        assert len(line.neighbours(RUN, 0, 0)) == 3
+        assert len(line.neighbours(Attempt(RUN, 0, 0))) == 3
         # Behind the lists' back, their owner spends the next link; the holder stays with its first commitment.
-        behind.beacon(RUN, 0, 1, bytes(64))
+        behind.beacon(Attempt(RUN, 0, 1), bytes(64))
         with pytest.raises(TrackerRefused, match="nobody is seated"):
-            asking.beacon(RUN, 0, 1, b"b" * 64)
-        again = participants_hash(asking.seat(RUN, 0, 1, count=4)) + bytes(32)
+            asking.beacon(Attempt(RUN, 0, 1), b"b" * 64)
+        again = participants_hash(asking.seat(Attempt(RUN, 0, 1), count=4)) + bytes(32)
         with pytest.raises(TrackerRefused, match="another commitment"):
-            asking.beacon(RUN, 0, 1, again)
+            asking.beacon(Attempt(RUN, 0, 1), again)
         with pytest.raises(TrackerRefused, match="only the server"):
-            stranger.beacon(RUN, 0, 2, bytes(64))
+            stranger.beacon(Attempt(RUN, 0, 2), bytes(64))
 
         carried, nobody = b"carried", participants_hash(())
         asking.start_run(carried, 2)
         cohorts = [[one.public for one in half] for half in (many[:2], many[2:])]
         hashes = [
-            participants_hash(asking.seat(carried, number, 0, cohort, at_least=2, absent=True))
+            participants_hash(asking.seat(Attempt(carried, number, 0), cohort, at_least=2, absent=True))
             for number, cohort in enumerate(cohorts)
         ]
-        asking.beacon(carried, 0, 0, hashes[0] + bytes(32) + hashes[1], neighbours=1.0)
+        asking.beacon(Attempt(carried, 0, 0), hashes[0] + bytes(32) + hashes[1], neighbours=1.0)
         with pytest.raises(TrackerRefused, match="another list than round 0 announced"):
-            behind.beacon(carried, 1, 0, hashes[0] + bytes(32) + nobody)
-        asking.beacon(carried, 1, 0, hashes[1] + bytes(32) + nobody)
-        assert len(line.participants(carried, 0, 0)) == 2
+            behind.beacon(Attempt(carried, 1, 0), hashes[0] + bytes(32) + nobody)
+        asking.beacon(Attempt(carried, 1, 0), hashes[1] + bytes(32) + nobody)
+        assert len(line.participants(Attempt(carried, 0, 0))) == 2

@@ -69,7 +69,7 @@ def test_who_is_new_in_the_file_may_register_and_who_is_gone_is_no_longer_live(
         assert client(second).heartbeat().held == 4
         server = TrackerClient(process.url, SERVER.identity, retries=0)
         server.start_run(b"run", rounds=1)
-        seated = server.seat(b"run", 0, 0, count=3, at_least=2)
+        seated = server.seat(Attempt(b"run", 0, 0), count=3, at_least=2)
         assert {one.identity for one in seated} == {second.public, third.public}
 
 

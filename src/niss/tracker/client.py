@@ -68,7 +68,7 @@ class TrackerRefused(TrackerTrouble):
 class TrackerClient:
     """What one identity asks of a tracker: as a client of a federation, or as its server.
 
-    run, round, attempt   the name of a run, 1 to 64 bytes, and a try at one of its rounds; both count from 0
+    A run has a name of 1 to 64 bytes.
 
     Every method may raise `TrackerUnavailable`, `TrackerRefused`, or `RemoteProtocolError` where the answer is not
     what the tracker's, the holder's or a client's key signed. A context manager; `close` ends the connection.
@@ -159,16 +159,16 @@ class TrackerClient:
         """Belong to this coalition, or to none."""
         self._ask("PUT", "/v1/clients/me/coalition", {"coalition": coalition})
 
-    def participants(self, run: bytes, round: int, attempt: int) -> tuple[Participant, ...]:
+    def participants(self, attempt: Attempt) -> tuple[Participant, ...]:
         """Everyone in an attempt, in order: the list and every prekey in it are verified."""
-        return self._list("GET", Attempt(run, round, attempt), "participants")
+        return self._list("GET", attempt, "participants")
 
-    def neighbours(self, run: bytes, round: int, attempt: int) -> dict[int, Participant]:
+    def neighbours(self, attempt: Attempt) -> dict[int, Participant]:
         """Those who share noise with this client, by seat; their prekeys are verified.
 
         That these are the right ones follows only from the whole list, the terms and the beacon.
         """
-        answer = self._ask("GET", _path(Attempt(run, round, attempt), "neighbours"))
+        answer = self._ask("GET", _path(attempt, "neighbours"))
         return {entry.seat: _participant(entry) for entry in _read(api.NeighboursAnswer, answer).neighbours}
 
     # As the server.
@@ -178,45 +178,25 @@ class TrackerClient:
         return self._verified(run, self._ask("PUT", f"/v1/runs/{run.hex()}", {"rounds": rounds})).anchor
 
     def seat(
-        self,
-        run: bytes,
-        round: int,
-        attempt: int,
-        members: Sequence[bytes] | None = None,
-        *,
-        count: int | None = None,
-        coalition: str | None = None,
-        at_least: int = 2,
-        absent: bool = False,
+        self, attempt: Attempt, members: Sequence[bytes] | None = None, **more: object
     ) -> tuple[Participant, ...]:
         """Who takes part in an attempt, for good, each with a prekey of its own.
 
-        Of `members`, those who are live and have a prekey left, in that order; or `count` live clients at random, of
-        one coalition if it is named. Fewer than `at_least` are refused, and nothing is used up. With `absent`, members
-        that are not live are seated too.
+        Of `members`, those who are live and have a prekey left, in that order; or a `count` of live clients at random.
+        Where they are too few, that is refused, and nothing is used up. `more` is what `api.SeatsWanted` has besides.
         """
         named = None if members is None else [member.hex() for member in members]
-        body = {
-            "members": named,
-            "count": count,
-            "coalition": coalition,
-            "at_least": at_least,
-            "absent": absent,
-        }
-        return self._list("PUT", Attempt(run, round, attempt), "seats", body)
+        return self._list("PUT", attempt, "seats", {"members": named, **more})
 
-    def beacon(
-        self, run: bytes, round: int, attempt: int, commitment: bytes, *, neighbours: float | None = None
-    ) -> Beacon:
+    def beacon(self, attempt: Attempt, commitment: bytes, *, neighbours: float | None = None) -> Beacon:
         """The link of an attempt, for `participants_hash + terms_hash`: given out for one commitment only.
 
         Where noise is carried over, the `participants_hash` of the next round, which is seated first, is added.
         With `neighbours` (as in the terms) the tracker can also tell each client who its neighbours are.
         """
         body = {"commitment": commitment.hex(), "neighbours": neighbours}
-        where = Attempt(run, round, attempt)
-        beacon = _read(api.BeaconAnswer, self._ask("PUT", _path(where, "beacon"), body))
-        if beacon.index != where.link:
+        beacon = _read(api.BeaconAnswer, self._ask("PUT", _path(attempt, "beacon"), body))
+        if beacon.index != attempt.link:
             raise RemoteProtocolError("the tracker gave the link of another attempt")
         return Beacon(beacon.index, beacon.value, beacon.signature)
 

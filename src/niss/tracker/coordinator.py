@@ -11,6 +11,7 @@ from niss.errors import NissError, RemoteProtocolError
 from niss.protocol import Beacon, Identity, Participant, Prekey
 from niss.session.ports import USELESS, SeatsRefused
 from niss.session.proposal import Proposal
+from niss.tracker.api import Attempt
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
 
 
@@ -64,12 +65,13 @@ class Tracked:
     def seat(
         self, number: int, attempt: int, identities: tuple[bytes, ...], at_least: int
     ) -> tuple[Participant, ...]:
-        return self._counted(self._client.seat(self._run, number, attempt, identities, at_least=at_least))
+        where = Attempt(self._run, number, attempt)
+        return self._counted(self._client.seat(where, identities, at_least=at_least))
 
     def announce(self, number: int, identities: tuple[bytes, ...]) -> tuple[Participant, ...]:
-        everyone = len(identities)
+        where, everyone = Attempt(self._run, number, 0), len(identities)
         try:
-            seated = self._client.seat(self._run, number, 0, identities, at_least=everyone, absent=True)
+            seated = self._client.seat(where, identities, at_least=everyone, absent=True)
         except TrackerRefused as error:
             raise SeatsRefused(error.detail, hint=error.advice) from None
         return self._counted(seated)
@@ -81,7 +83,7 @@ class Tracked:
         return seated
 
     def release(self, number: int, attempt: int, commitment: bytes) -> Beacon:
-        return self._client.beacon(self._run, number, attempt, commitment)
+        return self._client.beacon(Attempt(self._run, number, attempt), commitment)
 
 
 class NodesTracker:

@@ -189,7 +189,7 @@ class ExternalChains:
 
     def link(self, attempt: Attempt, run: Run, commitment: bytes) -> Beacon:  # noqa: ARG002
         with self._asked():
-            return self._client.beacon(*attempt, commitment)
+            return self._client.beacon(attempt, commitment)
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
