@@ -13,8 +13,10 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from docs.snippets import ROOT, blocks
 from flower.grid import FakeGrid
 from niss.errors import ProtocolError
 from niss.flower import NissStrategy
+from niss.local.deployment import NAME, Deployment, Settings
 
 HERE = Path(__file__).parent / "apps"
 PAGE = ROOT / "docs" / "guides" / "porting.md"
@@ -305,3 +308,48 @@ class TestQueries:
         np.testing.assert_allclose(np.load(ran.folder / "survival.npy"), exact, atol=0.15)
         sent = {name for message in ran.grid.received for name in message.content}
         assert "survival-data" not in sent
+
+
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "ported"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "niss"
+[tool.flwr.app.components]
+serverapp = "{server}.server_app:app"
+clientapp = "{client}.client_app:app"
+[tool.flwr.app.config]
+server-key = ""
+report = ""
+min-nodes = 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation engine is not installed")
+@pytest.mark.parametrize("name", ["custom_mods", "advanced_pytorch"])
+def test_flwr_run_runs_a_ported_app(apps: Apps, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    apps.port(name)
+    monkeypatch.chdir(apps.folder)  # Apps leave their files where the SuperLink runs.
+    folder = apps.folder / "apps"
+    settings = "\n".join(f"{key} = {value}" for key, value in RUN_CONFIG.items())
+    project = PROJECT.format(server=server_of(name), client=name) + settings
+    (folder / "pyproject.toml").write_text(project)
+    nodes = Settings(nodes=NODES[name], tls=False, tracker=False, pinned=False, simulated=True)
+    with Deployment(apps.folder / "up", nodes) as federation:
+        run, end = federation.submit(folder, {}), time.monotonic() + 500.0
+        while not federation.status(run).startswith("finished"):
+            assert time.monotonic() < end, "the run did not end in time"
+            time.sleep(2.0)
+        log = federation.flwr(["flwr", "log", run, NAME, "--show"])
+        assert federation.status(run) == "finished:completed", log
+    assert log.count("4 of 4 uploads summed") == 2
+    assert "-differential privacy for every client" in log
