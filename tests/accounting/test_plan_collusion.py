@@ -10,7 +10,7 @@ import pytest
 
 from niss.accounting import Plan, RoundPlan
 from niss.accounting.assumed import Assumed
-from niss.errors import ConfigError, PrivacyError
+from niss.errors import PrivacyError
 from niss.mechanism import gaussian_sigma, gdp_delta, gdp_mu
 from niss.views import effective_variance
 
@@ -82,14 +82,24 @@ def test_a_sparse_graph_pays_for_its_bound_from_delta() -> None:
     assert paid == pytest.approx(1e-5, rel=1e-9)
 
 
-def test_every_graph_a_server_could_choose_is_paid_for() -> None:
-    """A run of 40 rounds with 3 attempts each, in 5 of which a client takes part: 120 graphs, not 5."""
-    plan = Plan(**TARGET, collusion=0.25, participations=5, chain_rounds=40, attempts=3)
-    assert plan.failure == pytest.approx(0.1 * 1e-5 / 120, rel=1e-12)
+@pytest.mark.parametrize(
+    ("settings", "graphs"),
+    [
+        # A run of 40 rounds with 3 attempts each, in 5 of which a client takes part: 120 graphs, not 5.
+        ({"participations": 5, "chain_rounds": 40, "attempts": 3}, 120),
+        ({"participations": 5, "chain_rounds": 40}, 40),
+        ({"participations": 5, "attempts": 2}, 10),
+        ({"participations": 5, "chain_rounds": 3}, 5),
+        ({"participations": 3, "separation": 40}, 120),
+    ],
+)
+def test_every_graph_a_server_could_choose_is_paid_for(settings: dict[str, Any], graphs: int) -> None:
+    """It may choose which rounds of which chain a client is shown, so all count, shown or not."""
+    plan = Plan(**TARGET, collusion=0.25, **settings)
+    assert plan.graphs == graphs
+    assert plan.failure == pytest.approx(0.1 * plan.delta / graphs, rel=1e-12)
     assert plan.failing_delta == pytest.approx(1e-6, rel=1e-12)
-    with pytest.raises(ConfigError) as caught:
-        Plan(**TARGET, chain_rounds=0)
-    assert caught.value.field == "chain_rounds"
+    assert plan.gaussian_delta == pytest.approx(0.88e-5, rel=1e-12)
 
 
 def test_the_length_of_a_run_is_not_that_of_the_chains_its_graphs_may_come_from() -> None:
@@ -231,14 +241,3 @@ def test_methods_that_share_no_noise_have_nothing_to_lose_to_colluders(method: s
     shared, plain = _round(method=method, colluders=11), _round(method=method)
     assert shared.worst is None
     np.testing.assert_array_equal(shared.joint_mu, plain.joint_mu)
-
-
-def test_every_round_of_a_chain_may_fail_its_bound_whether_it_is_shown_or_not() -> None:
-    plan = Plan(collusion=0.25, participations=5, attempts=2)
-    chain = replace(plan, chain_rounds=40)
-    assert plan.failure == pytest.approx(0.1 * plan.delta / 10)
-    assert chain.failure == pytest.approx(0.1 * plan.delta / 80)
-    assert chain.gaussian_delta == pytest.approx(plan.gaussian_delta)
-    assert replace(plan, chain_rounds=3).assumed(12) == plan.assumed(12)
-    with pytest.raises(ConfigError, match="chain_rounds"):
-        replace(plan, chain_rounds=0)

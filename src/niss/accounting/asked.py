@@ -314,9 +314,9 @@ class PlanQuestion:
                 raise ConfigError(
                     f"is missing, and {needing} it", field=name, hint="for example 100 rounds, 1000 clients"
                 )
-        if self.carry or self.clients is None:
+        if self.clients is None:
             return
-        if self.participations is not None:
+        if self.participations is not None and not self.carry:
             raise ConfigError(
                 "follows from rounds, clients and participants",
                 field="participations",

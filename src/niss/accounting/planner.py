@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from niss.accounting.asked import Mode, PlanQuestion, Relation
+from niss.accounting.asked import Mode, PlanQuestion, Relation, Target, Trust
 from niss.accounting.calibration import (
     NOMINAL_KAPPA,
     CarriedSearch,
@@ -286,24 +286,9 @@ def _notes(
 
 def _asked(question: PlanQuestion) -> Plan:
     """What is asked, as far as a plan says it too."""
-    names = (
-        "unit",
-        "batch",
-        "records",
-        "clip",
-        "epsilon",
-        "delta",
-        "relation",
-        "collusion",
-        "dropout",
-        "mode",
-        "tau2",
-    )
-    return Plan(
-        participations=question.planned_participations,
-        horizon=question.rounds,
-        **{name: getattr(question, name) for name in names},
-    )
+    parts = [one.name for part in (Target, Trust) for one in fields(part)]
+    same = {name: getattr(question, name) for name in (*parts, "tau2") if hasattr(question, name)}
+    return Plan(participations=question.planned_participations, horizon=question.rounds, **same)
 
 
 def _draft(question: PlanQuestion) -> Plan:
@@ -427,12 +412,6 @@ def _carried_notes(run: Committed, search: CarriedSearch, kappa: float) -> Itera
 
 def _separation(participants: int, clients: int, asked: int | None, pattern: str) -> int:
     """How many rounds clients stay away for, and one more."""
-    if clients < participants:
-        raise ConfigError(
-            f"{clients} clients cannot fill a round of {participants}",
-            field="clients",
-            hint="more clients, or fewer in a round",
-        )
     filled = clients // participants
     if asked is None and pattern == "cyclic" and clients % participants:
         raise ConfigError(
