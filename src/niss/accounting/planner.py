@@ -51,7 +51,7 @@ Progress = Callable[[str], None]
 BEST_ROUNDS = 200
 _NO_GAIN, _LITTLE_GAIN = 0.98, 0.75
 # The part of the noise in a model that a round of training keeps, where that is weighed: a rule of thumb. With what is
-# carried by it, MNIST at epsilon 1 (100 of 1,000) was 1.6 points better on the way and 0.9 worse in the end.
+# carried by it, MNIST at epsilon 1 (100 of 1,000) was 1.5 points better on the way and 1.2 worse in the end.
 _KEPT = 0.97
 # So many of the last models are averaged, in what is said about a run that ends early.
 _AVERAGED = 5
