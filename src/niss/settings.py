@@ -83,9 +83,8 @@ def settings(kind: type[T]) -> type[T]:
     made.__pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}
 
     def __init__(self: Any, **values: Any) -> None:
-        checked = check(made, values)
-        for field in dataclasses.fields(made):
-            object.__setattr__(self, field.name, getattr(checked, field.name))
+        # With what its `__post_init__` noted beside the fields.
+        vars(self).update(vars(check(made, values)))
 
     made.__init__ = __init__
     return typing.cast("type[T]", made)

@@ -29,9 +29,9 @@ OPEN = {"niss-uncalibrated": True}
 """Many tests compare sums, and run plans without noise."""
 NODES, ODD = 6, FIRST + 2
 # Everyone with everyone: what a round costs does not depend on the graph that is drawn.
-PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=NODES - 1, kappa=2.0)
+PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=NODES - 1, kappa=2.0, mode="tolerate")
 WITHOUT_NOISE = Plan(tau2=0.0, clip=5.0, participations=3, neighbours=3)
-PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0)
+PRIVATE = Plan(clip=0.5, epsilon=8.0, participations=3, neighbours=3, kappa=2.0, mode="tolerate")
 
 Change = Callable[[Message], object]
 """Of a message on its way, in place."""

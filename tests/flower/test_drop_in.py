@@ -27,7 +27,6 @@ from flower.grid import (
     global_model,
     make_app,
     play,
-    survivors,
     values,
 )
 from niss.accounting import Plan
@@ -47,12 +46,6 @@ def test_evaluation_that_is_opened_passes_untouched():
     _, result = play(grid, 1, FedAvg(), plan=PRIVATE)
     nodes = [(FIRST + number) % 1000 for number in range(6)]
     assert result.evaluate_metrics_clientapp[1]["node"] == pytest.approx(np.mean(nodes))
-
-
-def test_evaluation_that_nobody_opened_is_refused_and_the_run_goes_on():
-    strategy, result = play(FakeGrid(), 2, FedAvg(), plan=PRIVATE)
-    assert survivors(strategy) == [6, 6]
-    assert not result.evaluate_metrics_clientapp
 
 
 def test_metrics_travel_only_where_the_client_says_so_and_the_statement_tells():

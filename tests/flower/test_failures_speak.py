@@ -12,9 +12,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import ODD, PRIVATE, FakeGrid, global_model, holds, make_app
 from niss.accounting import Plan
+from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
 from niss.flower import NissMod, NissStrategy
-from niss.flower.given import lasting
+from niss.flower.given import flower_plan, in_better_mode, lasting
+from niss.flower.transport import what_to_do
 from niss.protocol import Upload
 
 
@@ -63,6 +65,32 @@ def test_a_forgotten_mod_is_named_before_anything_is_spent(caplog):
     assert "mods=[niss_mod]" in e.value.hint
     assert any("mods=[niss_mod]" in record.getMessage() for record in caplog.records)
     assert charges(grid) == [0] * 6
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("the reply was made without NISS", "mods=[niss_mod]"),
+        ("KeyError: 'arrays'", "mods=[niss_mod]"),
+        ("no answer in time", "Is it running"),
+        ("Node unavailable", "Is it running"),
+        ("did not join: Error: Message Unavailable", "Is it running"),
+        ("niss: this node cannot answer; its own log says why", "It has NISS and refuses"),
+        ("declined: this client's own limits or its ledger do not allow it", "It has NISS and refuses"),
+    ],
+)
+def test_what_to_do_about_a_node_follows_from_its_reason(reason, hint):
+    assert hint in what_to_do(reason)
+
+
+def test_nodes_whose_budgets_are_spent_are_not_asked_for_the_mod(tmp_path, caplog):
+    grid = FakeGrid(4).keep_state(tmp_path)
+    start(NissStrategy(inner(), plan=PRIVATE), grid, rounds=3)
+    caplog.clear()
+    with pytest.raises(ProtocolError, match="declined: this client's own limits") as e:
+        start(NissStrategy(inner(), plan=PRIVATE), grid)
+    assert "its own log says why" in e.value.hint
+    assert "mods=" not in caplog.text
 
 
 class TestAFunctionForMetrics:
@@ -187,7 +215,7 @@ class TestOutlook:
         grid.on_request("round", warned)
         with caplog.at_level(logging.WARNING, "flwr"):
             start(NissStrategy(inner(), plan=plan), grid)
-        assert caplog.text.count(HOPELESS) == 1
+        assert caplog.text.count(HOPELESS) == 1 + 6, "once in the server's log, and in that of each node"
 
     @pytest.mark.parametrize("resume", [False, True])
     def test_stops_the_run_where_that_is_wanted_and_nobody_pays(self, tmp_path, resume):
@@ -223,6 +251,96 @@ class TestOutlook:
         assert all(set(reply.content) == {"niss", "niss-upload"} for reply in grid.received)
 
 
+class TestMode:
+    """Where the plan does not say what becomes of the noise of the lost, what leaves less of it."""
+
+    PLAN = flower_plan(epsilon=8.0, clip=0.5)
+
+    def noise_with_a_node_lost(self, plan: Plan, nodes: int = 12) -> tuple[str, float]:
+        grid, strategy = FakeGrid(nodes), NissStrategy(inner(), plan=plan)
+        grid.lose_uploads()
+        start(strategy, grid, rounds=1)
+        assert strategy.rounds[0].survivors == nodes - 1
+        return strategy.plan.mode, strategy.rounds[0].noise.variance ** 0.5
+
+    def test_is_to_repair_where_that_leaves_less_noise(self):
+        mode, repaired = self.noise_with_a_node_lost(self.PLAN)
+        assert mode == "repair"
+        left = {"tolerate": self.noise_with_a_node_lost(flower_plan(epsilon=8.0, clip=0.5, mode="tolerate"))}
+        assert left["tolerate"][0] == "tolerate"
+        assert repaired < 0.6 * left["tolerate"][1]
+
+    def test_that_is_asked_for_stays(self):
+        for mode in ("tolerate", "repair"):
+            asked = replace(self.PLAN, mode=mode)
+            assert in_better_mode(asked, inner(), 12).mode == "repair", "who is asked would repair"
+            strategy = NissStrategy(inner(), plan=asked)
+            start(strategy, FakeGrid(12), rounds=1)
+            assert strategy.plan.mode == mode
+
+    @pytest.mark.parametrize(
+        ("plan", "nodes"),
+        [
+            (PLAN, 2),  # Nobody is left to repair anything,
+            (PLAN, fewest_participants(replace(PLAN, mode="repair"))),  # or would be in the next round.
+            (Plan(tau2=0.0, clip=5.0), 12),
+            (flower_plan(epsilon=8.0, clip=0.5, carry=3), 12),
+        ],
+    )
+    def test_is_tolerant_where_nothing_speaks_for_repair(self, plan, nodes):
+        assert in_better_mode(plan, inner(), nodes).mode == "tolerate"
+
+    def test_goes_by_the_nodes_that_are_drawn_and_stays_for_a_run(self, tmp_path):
+        grid = FakeGrid(12).keep_state(tmp_path / "nodes")
+        options = {"plan": self.PLAN, "resume": tmp_path / "run"}
+
+        def killed(message):
+            if message.content["config"]["server-round"] == 2:
+                raise KeyboardInterrupt
+
+        grid.on_request("round", killed, node=None)
+        with pytest.raises(KeyboardInterrupt):
+            start(NissStrategy(inner(), **options), grid, rounds=3)
+        grid.tamper = lambda message: message
+        grid.dead |= set(list(grid.contexts)[3:])
+        again = NissStrategy(inner(), **options)
+        start(again, grid, rounds=3)
+        assert again.plan.mode == again.session.proposal.plan.mode == "repair"
+
+
+class TestAPlanOfFlowersSize:
+    def test_is_the_plan_with_what_it_does_not_ask_for_derived(self):
+        plan = flower_plan(epsilon=8.0, clip=2.0, colluders=0.2, dropout=0.1, mode="repair")
+        assert plan == Plan(epsilon=8.0, clip=2.0, collusion=0.2, dropout=0.1, mode="repair", kappa=4.0)
+        carried = flower_plan(epsilon=8.0, clip=2.0, carry=5)
+        assert (carried.kind.carries, carried.separation) == (True, 5)
+        silos = flower_plan(epsilon=2.0, clip=1.0, records=6000)
+        assert (silos.unit, silos.batch, silos.records, silos.mode) == ("record", 0.05, 6000, "repair")
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("epsilon", -1.0), ("clip", 0.0), ("collusion", 1.5), ("mode", "hope"), ("records", 0)],
+    )
+    def test_refuses_what_no_plan_can_be(self, field, value):
+        given = {"epsilon": 8.0, "clip": 2.0, {"collusion": "colluders"}.get(field, field): value}
+        with pytest.raises(ConfigError, match=field):
+            flower_plan(**given)
+
+    def test_says_before_the_first_round_what_was_derived(self, caplog):
+        grid, seen = FakeGrid(12), []
+        grid.on_request("enrol", lambda _message: seen.append(caplog.text))
+        with caplog.at_level(logging.INFO, "flwr"):
+            start(NissStrategy(inner(), plan=flower_plan(epsilon=8.0, clip=0.5, colluders=0.2)), grid)
+        for line in (
+            "target: epsilon 8.0, delta 1e-5",
+            "2 rounds of a client, clip 0.5, 20 % collude",
+            "noise shares: everyone with everyone, kappa 4",
+            "dropouts: repair, 5% expected",
+            "keys and beacon: this server",
+        ):
+            assert line in seen[0]
+
+
 class TestLosses:
     """More lost uploads than the plan allows for are said when they happen, with what would help."""
 
@@ -239,6 +357,22 @@ class TestLosses:
         assert "lost 1 of 6 uploads, and the plan (tolerate, dropout 0) allows for 0" in flower_log.text
         assert "noise of the lost stays in the sum" in flower_log.text
 
+    def test_are_said_with_how_long_they_were_waited_for_and_what_bounds_that(self, caplog):
+        waits, grid = [], self.losing_an_upload()
+        send = grid.send_and_receive
+
+        def noted(messages, *, timeout=None):
+            waits.append(timeout)
+            return send(messages, timeout=timeout)
+
+        grid.send_and_receive = noted
+        with caplog.at_level(logging.INFO, "flwr"):
+            strategy = NissStrategy(inner(), plan=PRIVATE, deadline=5.0, stage_timeout=2.0)
+            strategy.start(grid, global_model(), num_rounds=1, timeout=3600)
+        assert max(waits) == 7.0
+        assert "uploads of a round are waited for at most 7 seconds" in caplog.text
+        assert "niss: waited 0 seconds for uploads; with a `deadline`" in caplog.text
+
     def test_within_the_plan_are_not(self, flower_log):
         grid = self.losing_an_upload()
         start(NissStrategy(inner(), plan=replace(PRIVATE, mode="repair", neighbours=5.0)), grid, rounds=1)
@@ -253,7 +387,9 @@ class TestEvaluation:
             assert "asks nodes to evaluate, which they refuse" in caplog.text
 
         grid.on_request("enrol", warned, node=None)
-        start(strategy, grid)
+        result = start(strategy, grid)
+        assert [one.survivors for one in strategy.rounds] == [6, 6]
+        assert not result.evaluate_metrics_clientapp
         assert caplog.text.count("asks nodes to evaluate") == 1
         assert all(way in caplog.text for way in ("evaluate_fn", "`metrics=`", "allow=('evaluate',)"))
         assert "travel in the clear" not in " ".join(strategy.statement.caveats)

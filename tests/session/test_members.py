@@ -183,3 +183,28 @@ class TestDeclines:
         assert again.aside == {11: frozenset({12, 3})}
         self.judge(again, set(), {12: (), 3: (), 4: ()})
         assert again.left_out == {11: SPOILED}
+
+
+class TestWhoIsAskedAgain:
+    """Nobody is left out for good because it was away."""
+
+    def asked_in(self, rounds: int, note: str) -> list[int]:
+        """The rounds in which a node is asked to join that never does."""
+        members, asked = Members(), []
+        for number in range(rounds):
+            willing = members.may_be_asked([7])
+            members.ask_again()
+            assert bool(willing) == (7 not in members.left_out)
+            if willing:
+                asked.append(number)
+                getattr(members, note)(7, "no answer in time")
+        return asked
+
+    def test_who_does_not_answer_is_let_be_for_twice_as_long_each_time(self) -> None:
+        assert self.asked_in(40, "note_failure") == [0, 1, 4, 9, 18, 35]
+
+    def test_who_cannot_use_the_tracker_is_asked_in_the_next_round(self) -> None:
+        assert self.asked_in(5, "note_unreached") == [0, 1, 2, 3, 4]
+
+    def test_who_declines_for_reasons_of_its_own_is_asked_once_more(self) -> None:
+        assert self.asked_in(5, "note_declined") == [0, 1]

@@ -30,8 +30,9 @@ def test_colluders_are_counted_or_not_but_not_both() -> None:
     assert "are not counted here" in said
     assert "colluders are counted" not in said
     said = caveats(collusion=0.25)
-    assert "colluders are counted as if" in said
+    assert "colluders are counted as if they were placed after it was drawn" in said
     assert "are not counted here" not in said
+    assert "fixed before" not in statement(collusion=0.25).words
 
 
 def test_what_everyone_took_on_trust_is_said_of_everyone() -> None:

@@ -12,7 +12,9 @@ import pytest
 from niss.accounting import Charge
 from niss.errors import RemoteProtocolError
 from niss.protocol import Refusal, decode
+from niss.session import InProcess
 from niss.session.limits import Budget, Limits, Spent
+from niss.session.node import Node
 from niss.session.ports import Reply, Request, Stage
 from niss.session.proposal import Enrolment
 from niss.session.server import drive
@@ -183,3 +185,27 @@ def test_an_enrolment_that_says_nonsense_is_refused(rounds: object) -> None:
 def test_a_default_is_no_pin() -> None:
     assert Limits().pinned == ()
     assert Limits().of_node({"niss-wasted-rounds": 5}).wasted_rounds == 5
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(0.01, "next to nothing is learned"), (20.0, "")])
+def test_a_node_hears_what_will_become_of_a_run_before_it_pays_for_it(epsilon: float, said: str) -> None:
+    scene = Scene.of(False, rounds=2, private=True)
+    scene.plan = replace(scene.plan, epsilon=epsilon)
+    scene.parties.limits = replace(scene.parties.limits, epsilon=epsilon, delta=1e-5)
+    heard: list[tuple[str, int]] = []
+    store = scene.parties.store(0)
+
+    def node(number: int) -> Node:
+        def warn(words: str) -> None:
+            heard.append((words, int(store.charged.participations[0])))
+
+        own = scene.parties.store(number)
+        return Node(
+            own, scene.parties.limits, InProcess(), warn=warn if own is store else lambda _words: None
+        )
+
+    scene.parties.node = node  # type: ignore[method-assign]
+    scene.play()
+    assert store.charged.participations[0] == 2
+    assert [paid for _, paid in heard] == ([0] if said else [])
+    assert all(said in words for words, _ in heard)

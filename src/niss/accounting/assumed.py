@@ -25,7 +25,7 @@ COMMITTEE_SHARE = 0.5
 # A committee has at least so many members, or everyone: one that fell out of use for two dropouts would help nobody.
 _LEAST_COMMITTEE = 10
 # A repair that nobody is expected to need is planned for this share of lost participants.
-_USUAL_DROPOUT = 0.05
+USUAL_DROPOUT = 0.05
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def assumed_in(plan: Plan, participants: int) -> Assumed:
     if plan.mode == "tolerate" or not plan.kind.shares_noise:
         assumed = Assumed(colluders=colluders, failure=failure)
         return _with_room(assumed, participants) if plan.kind.shares_noise else assumed
-    dropout = plan.dropout or _USUAL_DROPOUT
+    dropout = plan.dropout or USUAL_DROPOUT
     drawn = None
     if not near:
         drawn = committee_size(participants, colluders, split_failure(failure, drawn=True)[1], dropout)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -92,10 +92,14 @@ class Plan(Trust, Horizon, Sharing, Target):
         False
     )
 
+    mode_is_planned: ClassVar[bool] = False
+    """Whether nobody asked for the mode, so that who knows the size of a round may choose a better one."""
+
     def __post_init__(self) -> None:
         record = self.unit == "record"
         if self.mode == "planned":
             object.__setattr__(self, "mode", usual_mode(self.unit))
+            object.__setattr__(self, "mode_is_planned", True)
         require_needs(_RECORD if record else _NO_RECORD, vars(self), who=f"unit {self.unit!r}")
         for name in ("batch", "records") if record else ():
             if getattr(self, name) is None:

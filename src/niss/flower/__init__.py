@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from niss.errors import ConfigError
 
 if TYPE_CHECKING:
+    from niss.flower.given import flower_plan
     from niss.flower.mod import NissMod, niss_mod
     from niss.flower.strategy import NissStrategy
     from niss.session.limits import Limits
@@ -29,10 +30,11 @@ _HOME = {
     "Limits": "niss.session.limits",
     "NissMod": "niss.flower.mod",
     "NissStrategy": "niss.flower.strategy",
+    "flower_plan": "niss.flower.given",
     "niss_mod": "niss.flower.mod",
 }
 
-__all__ = ["Limits", "NissMod", "NissStrategy", "niss_mod"]
+__all__ = ["Limits", "NissMod", "NissStrategy", "flower_plan", "niss_mod"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,16 +18,20 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from flwr.serverapp.strategy import Strategy
 
 from niss.accounting import Outlook, Plan, outlook
-from niss.accounting.assumed import fewest_participants
+from niss.accounting.asked import Mode
+from niss.accounting.assumed import USUAL_DROPOUT, fewest_participants
+from niss.accounting.calibration import noise_in_the_sum
+from niss.accounting.terms import plan_noise
 from niss.claims import digits
-from niss.errors import ConfigError, ProtocolError
-from niss.flower.transport import USE_THE_MOD, fewest_nodes
+from niss.errors import ConfigError, PrivacyError, ProtocolError
+from niss.flower.transport import fewest_nodes, what_to_do
 from niss.methods import METHODS
 from niss.protocol import LINKS_PER_ROUND
 from niss.session.metrics import NoisyMetrics
@@ -42,7 +46,10 @@ _ATTEMPTS = 3
 _CHAINS = 4
 # Stronger shares would take a tenth off the variance that stays, and one who does not come would leave far more.
 _KAPPA = 4.0
-OWN_BEACON = "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
+_BATCH = 0.05
+_OWN_BEACON = (
+    "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
+)
 _DEFAULTS = {field.name: field.default for field in fields(Plan)}
 
 
@@ -105,8 +112,56 @@ def plan_of(settings: Mapping[str, Any]) -> Plan:
     carry, _ = (_read(name, given.get(name, False), _switch) for name in ("carry", "closing"))
     names = _PLAN + (_CARRIED if carry else ())
     values = {name: given[name] for name in names if name in given}
+    if values.get("unit", "client") == "client":
+        values.setdefault("kappa", _KAPPA)
     values["participations"] = _read(_ROUNDS[0], given[_ROUNDS[0]], int)
     return Plan(**values)
+
+
+def flower_plan(
+    *,
+    epsilon: float,
+    clip: float,
+    colluders: float = 0.0,
+    dropout: float = 0.0,
+    mode: Mode = "planned",
+    carry: int = 1,
+    records: int | None = None,
+    batch: float | None = None,
+    delta: float = 1e-5,
+) -> Plan:
+    """A `Plan` for Flower from what only its user can say; the log has the rest, which is derived, before round 1.
+
+    epsilon    of the promise to each client over the whole run, at `delta`
+    clip       longest update, or gradient of a record
+    colluders  share of the nodes that may help the server
+    dropout    share of the nodes expected to be lost in a round; 0: a repair is planned for 5 %
+    mode       what happens to their noise; `planned`: what leaves less of it in rounds of the size they have
+    carry      every how many rounds a node takes part, its noise carried to the next round; 1: in every round, nothing
+    records    of all silos together, where single records are hidden and not whole clients
+    batch      part of the records in a round's batch; None: as large as a round each of 20 sees every record once
+
+    Derived are kappa (4: stronger shares gain next to nothing), who shares with whom, the rounds of a client and of the
+    run, which follow `num_rounds` and the sampling, and how many colluders and losses each round allows for.
+
+    >>> plan = flower_plan(epsilon=8.0, clip=2.0, colluders=0.2)
+    >>> plan.kappa, plan.participations, plan.unit
+    (4.0, 'planned', 'client')
+    """
+    plan = Plan(
+        epsilon=epsilon,
+        delta=delta,
+        clip=clip,
+        collusion=colluders,
+        dropout=dropout,
+        mode=mode,
+        kappa=_KAPPA,
+        separation=carry,
+        unit="client" if records is None else "record",
+        records=records,
+        batch=_BATCH if batch is None and records is not None else batch,
+    )
+    return carrying(plan) if carry > 1 else plan
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,14 +254,13 @@ def lasting(plan: Plan, strategy: Strategy, rounds: int, nodes: int) -> Plan:
     """
     if plan.kind.carries or not plan.calibrated or rounds < 1:
         return plan
-    fraction = min(1.0, float(getattr(strategy, "fraction_train", 1.0)))
     nodes = max(nodes, fewest_nodes(strategy))
-    drawn = max(int(nodes * fraction), int(getattr(strategy, "min_train_nodes", 0)))
-    share = drawn / nodes if 0 < drawn < nodes else 1.0
+    share = drawn_of(strategy, nodes) / max(nodes, 1)
     enough = max(1, binomial_quantile(0.01 / max(nodes, 1), rounds, share)) if share < 1.0 else rounds
     if plan.participations == "planned":
         return replace(plan, participations=enough)
-    if hasattr(strategy, "fraction_train") and plan.turns < rounds * fraction - 1e-9:
+    fraction = float(getattr(strategy, "fraction_train", 0.0))
+    if plan.turns < rounds * min(1.0, fraction) - 1e-9:
         raise ConfigError(
             f"a client can take part in {plan.turns} rounds, but {rounds} rounds with {fraction:.0%} of the "
             "nodes ask more of it",
@@ -219,6 +273,38 @@ def lasting(plan: Plan, strategy: Strategy, rounds: int, nodes: int) -> Plan:
             "participations=%d are enough, or leave it out",
             *(plan.turns, rounds, enough),
         )
+    return plan
+
+
+def drawn_of(strategy: Strategy, nodes: int) -> int:
+    """How many of so many nodes a strategy draws for a round, as far as it says; else all."""
+    drawn = int(nodes * min(1.0, float(getattr(strategy, "fraction_train", 1.0))))
+    drawn = max(drawn, int(getattr(strategy, "min_train_nodes", 0)))
+    return drawn if 0 < drawn < nodes else nodes
+
+
+def in_better_mode(plan: Plan, strategy: Strategy, nodes: int) -> Plan:
+    """The plan in the mode that leaves less noise in the sum of the rounds of so many nodes, where clients drop out.
+
+    As many are taken to as the plan expects, or 5 % where it expects none, and at least one in every round; after
+    whose loss the next round must have enough to repair it.
+    """
+    participants = drawn_of(strategy, max(nodes, fewest_nodes(strategy)))
+    if not plan.calibrated or plan.kind.carries or plan.unit == "record" or participants < 2:
+        return plan
+    lost = max(plan.dropout or USUAL_DROPOUT, 1.0 / participants)
+
+    def noise(mode: Literal["tolerate", "repair"]) -> float:
+        tried = replace(plan, mode=mode)
+        planned = plan_noise(tried, participants)
+        own = planned.unit * planned.neighbours / plan.kappa
+        tried = replace(tried, dropout=lost)
+        return noise_in_the_sum(tried, participants, plan.kappa, planned.residual / own).total
+
+    with suppress(PrivacyError):  # Too few to repair anything.
+        repairing = replace(plan, mode="repair")
+        if fewest_participants(repairing) < participants and noise("repair") < noise("tolerate"):
+            return repairing
     return plan
 
 
@@ -254,19 +340,27 @@ def _committed_to(plan: Plan, rounds: int) -> Plan:
     return replace(plan, horizon=training, participations=math.ceil(training / plan.separation))
 
 
-def in_short(plan: Plan, metrics: Iterable[str]) -> list[str]:
-    """The plan in a few lines, and what travels inside the uploads."""
+def in_short(plan: Plan, metrics: Iterable[str], tracker: str) -> list[str]:
+    """The plan with all that was derived, what travels inside the uploads, and who holds the beacon; a line each."""
+    everyone = (
+        "everyone with everyone" if plan.graph == "complete" else f"{plan.neighbours:g} neighbours each"
+    )
+    dropout = (
+        f"{plan.dropout or USUAL_DROPOUT:.0%} expected" if plan.mode == "repair" else "their noise stays"
+    )
     said = [
         f"target: epsilon {plan.epsilon}, delta {digits(plan.delta)}, {plan.relation}",
         f"{plan.turns} rounds of a client, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
-        f"dropouts: {plan.mode}",
+        f"noise shares: {everyone}, kappa {plan.kappa:g}",
+        f"dropouts: {plan.mode}, {dropout}",
     ]
     if plan.kind.carries:
         said.append(
             f"noise carried over {plan.planned_rounds} rounds, nodes in turn, every {plan.separation}"
         )
-    names = ", ".join(metrics)
-    return [*said, f"metrics in the noisy sum: {names}"] if names else said
+    if names := ", ".join(metrics):
+        said.append(f"metrics in the noisy sum: {names}")
+    return [*said, f"keys and beacon: {tracker or _OWN_BEACON}"]
 
 
 def say_outlook(session: Session, parameters: int, rounds: int) -> Outlook:
@@ -295,8 +389,8 @@ def no_round(session: Session | None) -> ProtocolError:
         why = last.skipped or f"every upload was lost ({_most_common(last.lost.values())})"
         hint = "the log says why of each node; `participants` is how many a round needs"
     if session is not None and not session.members.by_node:
-        why += f"; no node joined ({_most_common(session.members.left_out.values())})"
-        hint = USE_THE_MOD
+        reason = _most_common(session.members.left_out.values())
+        why, hint = f"{why}; no node joined ({reason})", what_to_do(reason)
     return ProtocolError(f"no round took place: {why}", hint=hint)
 
 

@@ -43,7 +43,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from niss.accounting import Ledger
 from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.files import locked_folder
-from niss.flower.transport import RECORD, FloatArray, Model, records_of, take_request, to_content
+from niss.flower.transport import OURS, RECORD, FloatArray, Model, records_of, take_request, to_content
 from niss.mechanism import Slots, l2_norm
 from niss.protocol import Identity
 from niss.records import Records
@@ -141,7 +141,13 @@ class NissMod:
                 tracker = NodesTracker(store.identity, limits.tracker_ca, _log)
                 dataset = "" if records is None else records.name
                 node = Node(
-                    store, limits, tracker, metrics=self._metrics, entropy=os.urandom, dataset=dataset
+                    store,
+                    limits,
+                    tracker,
+                    metrics=self._metrics,
+                    entropy=os.urandom,
+                    dataset=dataset,
+                    warn=_warn,
                 )
                 answer = node.answer(request, None if model is None else model.size)
             if isinstance(answer, Training):
@@ -390,13 +396,17 @@ def _in_log(error: Exception) -> str:
 
 
 def _log(error: Exception) -> None:
-    LOG.warning("niss: %s", _in_log(error))
+    _warn(_in_log(error))
+
+
+def _warn(words: str) -> None:
+    LOG.warning("niss: %s", words)
 
 
 def _decline(message: Message, reason: str) -> Message:
     """An error in Flower's terms, unsigned: there is no identity yet to sign with, or no run to refuse."""
     LOG.warning("niss: declined: %s", printable(reason))
-    return Message(Error(REFUSED, f"niss: {reason}"), reply_to=message)
+    return Message(Error(REFUSED, f"{OURS}{reason}"), reply_to=message)
 
 
 niss_mod = NissMod()

@@ -2,13 +2,9 @@
 
     strategy = NissStrategy(FedAvg(...), plan=plan)
 
-The wrapped strategy still samples nodes, configures training and evaluation, and aggregates. It is handed one result a
-round: the global weights plus the mean of the clipped updates, with the weight of one example. Updates weigh the same,
-unless `weight_cap` is given; how many examples a client has stays with it.
-
-Each client is sent one message a round, as without NISS, and one more a run, in which it hands over its signed keys. In
-mode `repair` members of a round's committee are sent a second one, and with `carry` a third after the next round. What
-a client must trust, and can pin, is in `niss.session.limits`.
+The wrapped strategy (`niss.flower.wrapped`) is handed one result a round: the global weights plus the mean of the
+clipped updates, with the weight of one example. Updates weigh the same, unless `weight_cap` is given. What a client
+must trust, and can pin, is in `niss.session.limits`.
 
 A round: Flower calls `configure_train`, which enrols whoever is new and opens the round; sends the messages; and calls
 `aggregate_train` with the replies, which sums the uploads, repairs what was lost, charges the account and hands the
@@ -33,11 +29,11 @@ from niss.accounting import Plan, Statement
 from niss.accounting.assumed import fewest_participants
 from niss.errors import ConfigError, ProtocolError
 from niss.flower.given import (
-    OWN_BEACON,
     carrying,
     check_settings,
     for_nodes,
     for_rounds,
+    in_better_mode,
     in_short,
     lasting,
     no_round,
@@ -46,14 +42,14 @@ from niss.flower.given import (
     say_outlook,
     strategy_options,
 )
-from niss.flower.state import KeptRun
+from niss.flower.state import KeptRun, MetricsByRound
 from niss.flower.transport import (
     METRICS,
     RECORD,
-    USE_THE_MOD,
     Model,
     WillingNodes,
     alike,
+    guard_metrics,
     mean_metrics,
     say_round,
     send_requests,
@@ -61,16 +57,13 @@ from niss.flower.transport import (
     shown,
     sort_replies,
     to_record,
+    what_to_do,
 )
 from niss.flower.wrapped import (
-    guard_metrics,
-    has_own_start,
     own_hooks,
     require_wrappable,
     start_own,
-    taken_over,
-    try_aggregation,
-    try_metrics,
+    try_strategy,
     warn_of_strategy,
     weight_of,
 )
@@ -98,16 +91,14 @@ class NissStrategy(Strategy):
     """Wraps a strategy that averages; use it in its place.
 
     strategy       the wrapped one; those that need more than the mean of the updates are refused
-    plan           what the clients are promised, and what happens when clients drop out: mode `tolerate` leaves their
-                   noise in the sum, `repair` takes it out at the cost of two more messages a round
-    carry          carry noise from each round to the next, which takes it out again: for rounds with a part of the
-                   nodes, less stays in the model. They take turns, `plan.separation` rounds apart, in rounds of one
-                   size: `plan.participants`, or as many as there are nodes for when the run begins. Who takes part is
-                   fixed a round ahead, and not by the wrapped strategy; who does not come leaves noise, or is repaired
+    plan           what the clients are promised (`flower_plan` makes one), and what happens when clients drop out: mode
+                   `tolerate` leaves their noise in the sum, `repair` takes it out at the cost of two more messages a
+                   round; where the plan does not say, what leaves less noise in rounds of the size they have
+    carry          carry noise from each round to the next, which takes it out again. Nodes take turns,
+                   `plan.separation` rounds apart, in rounds of one size, fixed a round ahead and not by the strategy
     participants   fewest participants of a round; a smaller round is skipped. With `carry`, all there are
     tracker        address of a tracker, with the certificate of its authority in `tracker_ca`; without one the server
-                   relays keys and holds the beacon itself, and colluders count as placed after the graph was drawn:
-                   with few neighbours that takes far more noise
+                   relays keys and holds the beacon itself, and colluders count as placed after the graph was drawn
     key            key file of the server's identity, which nodes can pin; without one it is new in each run
     coalition      file with the identities that may take part
     report         file to write the statement and what happened in each round to, as JSON; after every round
@@ -156,6 +147,7 @@ class NissStrategy(Strategy):
         on_hopeless: Literal["warn", "stop"] = "warn",
     ) -> None:
         require_wrappable(strategy)
+        self._any_mode = plan.mode_is_planned
         if on_hopeless not in ("warn", "stop"):
             raise ConfigError(f"must be 'warn' or 'stop', not {on_hopeless!r}", field="on_hopeless")
         plan = carrying(plan) if carry else plan
@@ -177,13 +169,13 @@ class NissStrategy(Strategy):
         usual = min(_DEFAULT_ROUNDS, plan.chain_rounds or _DEFAULT_ROUNDS)
         self._plan_for(plan.planned_rounds + plan.closing if plan.kind.carries else usual)
         self._nodes = self._coordinates = 0
-        self._participants = fewest_participants(self._given) if participants is None else participants
         if not plan.kind.carries or participants is not None:
             # Refused now where they are too few, and not when they train.
             self._given.assumed(self._participants)
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
         self._stage_timeout, self._patience, self._on_hopeless = stage_timeout, patience, on_hopeless
         self._sent: list[Message] = []
+        self._asked_at = 0.0
         self._begun: Session | None = None
 
     @classmethod
@@ -218,9 +210,10 @@ class NissStrategy(Strategy):
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
         # What will go wrong is said, or refused, while nobody has been asked anything.
         self.plan = lasting(self.plan, self.inner, num_rounds, self._nodes)
-        names = self._metrics.means(np.zeros(len(self._metrics.ranges)), 1.0, 1.0)
-        try_metrics(self.inner, names, self._weight)
-        try_aggregation(self.inner, initial_arrays, train_config, names, self._weight)
+        if self._any_mode:
+            self.plan = in_better_mode(self.plan, self.inner, self._nodes)
+        metrics = {**self._metrics.means(np.zeros(len(self._metrics.ranges)), 1.0, 1.0), self._weight: 1}
+        try_strategy(self.inner, initial_arrays, train_config, metrics)
         warn_of_strategy(self.inner, self._participants, carries=self.plan.kind.carries)
         if self._deadline is not None:
             # Who has not answered by then is gone: Flower itself waits for about a minute.
@@ -232,15 +225,11 @@ class NissStrategy(Strategy):
             "timeout": timeout,
         }
         try:
-            with self._kept.locked(), taken_over(self.inner, self):
+            with self._kept.locked():
                 given["initial_arrays"] = arrays = self._resumed(initial_arrays)
                 given["evaluate_fn"] = self._kept.evaluation(evaluate_fn, lambda: self._begun)
                 given["num_rounds"] = num_rounds - self._kept.before
-                if has_own_start(self.inner):
-                    self.summary()
-                    result = start_own(self.inner, grid, given)
-                else:
-                    result = super().start(grid, **given)
+                result = start_own(self.inner, self, grid, given) or super().start(grid, **given)
         except _SpentError:
             LOG.warning("niss: the run ends here, as too few of its nodes can pay for another round")
             result = Result(arrays=self._weights)
@@ -275,8 +264,7 @@ class NissStrategy(Strategy):
     def privacy_spent(self) -> PrivacySpent | None:
         """What has been spent so far, in the shape of Flower's own accountants; None: the plan promises nothing.
 
-        epsilon and delta are those of `statement`, of the worst-off client in the joint view; releases are the rounds
-        that were charged. `statement` says more: for whom, against whom, and under which assumptions.
+        epsilon and delta are those of `statement`, which says more; releases are the rounds that were charged.
         """
         if self._begun is None or not self._begun.books.charges:
             return PrivacySpent(0.0, self.plan.delta, 0, ACCOUNTING) if self.plan.calibrated else None
@@ -285,6 +273,11 @@ class NissStrategy(Strategy):
             return None
         charged = len(self._begun.books.charges)
         return PrivacySpent(statement.epsilon_joint, statement.delta, charged, ACCOUNTING)
+
+    @property
+    def metrics(self) -> MetricsByRound:
+        """Of `train`, of `evaluate` and of the `server`, by round, so far."""
+        return self._kept.metrics
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -334,6 +327,7 @@ class NissStrategy(Strategy):
             else:
                 made[node] = Message(content, dst_node_id=node, message_type=self._type)
             self._sent.append(made[node])
+        self._asked_at = time.monotonic()
         return list(self._sent)
 
     def _open(self, number: int, drawn: list[int], connected: list[int]) -> None:
@@ -360,11 +354,8 @@ class NissStrategy(Strategy):
         if judged.verdict == "hopeless" and self._on_hopeless == "stop":
             session.skip(number - 1, "the plan is hopeless, and the run was to stop then")
             session.save()
-            raise ConfigError(
-                "nothing can be learned under this plan, and nobody has paid for it",
-                field="on_hopeless",
-                hint=judged.words,
-            )
+            why = "nothing can be learned under this plan, and nobody has paid for it"
+            raise ConfigError(why, field="on_hopeless", hint=judged.words)
 
     def _willing(self, nodes: list[int]) -> list[int]:
         return nodes if self._begun is None else self._begun.willing(nodes)
@@ -397,11 +388,12 @@ class NissStrategy(Strategy):
         if session is None or session.stage is not Stage.ROUND:
             return self._own.aggregate_train(number, [])
         uploads = sort_replies(self._sent, replies)
+        waited = time.monotonic() - self._asked_at
         clear = {node: reply.clear for node, reply in uploads.items() if isinstance(reply, Reply)}
         session.take(uploads)
         drive(session, self._deliver)
         total, record = session.finish()
-        say_round(record, self.plan, session.books.blanks)
+        say_round(record, self.plan, session.books.blanks, waited)
         results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self._own.aggregate_train(number, results)
@@ -426,10 +418,9 @@ class NissStrategy(Strategy):
         return self._own.configure_evaluate(self._kept.before + server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy does, with the replies that are made like most of them.
+        """As the wrapped strategy does, with the replies that are made like most of them; noted for the statement.
 
-        That their metrics travelled unprotected is noted for the statement. Where it fails on their values, the round
-        has no metrics: what a node sends does not end the run.
+        Where it fails on their values, the round has no metrics: what a node sends does not end the run.
         """
         number, replies = self._kept.before + server_round, list(replies)
         answered = sum(not reply.has_error() for reply in replies)
@@ -447,9 +438,8 @@ class NissStrategy(Strategy):
     def summary(self) -> None:
         """Log the settings of both strategies, as Flower does before the first round."""
         LOG.info("\t├──> NISS around %s:", type(self.inner).__name__)
-        for line in in_short(self.plan, self._metrics.ranges):
+        for line in in_short(self.plan, self._metrics.ranges, self._coordinator.address):
             LOG.info("\t│\t├── %s", line)
-        LOG.info("\t│\t└── keys and beacon: %s", self._coordinator.address or OWN_BEACON)
         self.inner.summary()
 
     @property
@@ -457,14 +447,20 @@ class NissStrategy(Strategy):
         """The protocol's run: begun when it is first needed, and anew by each `start`."""
         return self._begin() if self._begun is None else self._begun
 
+    @property
+    def _participants(self) -> int:
+        """The fewest of a round; of one that carries noise, all."""
+        return self._size or self.plan.participants or fewest_participants(self.plan)
+
     def _begin(self, saved: RunState | None = None) -> Session:
         before = None if saved is None else read_proposal(saved.proposal)
+        # What followed the nodes that were there when the run began.
         if before is not None and self._given.participations == "planned":
-            # They followed the nodes that were there when the run began.
             self.plan = replace(self.plan, participations=before.plan.participations)
+        if before is not None and self._any_mode:
+            self.plan = replace(self.plan, mode=before.plan.mode)
         if self.plan.kind.carries:
             self.plan = for_nodes(self.plan, before.participants if before else self._size, self._nodes)
-            self._participants = self.plan.participants or 0
         setup = Setup(
             plan=self.plan,
             rounds=self._rounds,
@@ -490,7 +486,7 @@ class NissStrategy(Strategy):
         replies = send_requests(self._grid, requests, message_type=self._type, timeout=self._stage_timeout)
         for node, reply in replies.items():
             if isinstance(reply, str) and requests[node].stage is Stage.ENROL:
-                LOG.warning("niss: node %d did not join: %s. %s", node, reply, USE_THE_MOD)
+                LOG.warning("niss: node %d did not join: %s. %s", node, reply, what_to_do(reply))
         return replies
 
     def _conclude(self) -> None:

@@ -41,7 +41,12 @@ LOG = logging.getLogger("flwr")
 RECORD = "niss"
 UPLOAD = "niss-upload"
 METRICS = "metrics"
-USE_THE_MOD = "Does its ClientApp have `mods=[niss_mod]`, and is it the first mod?"
+METRICS_FUNCTION = "train_metrics_aggr_fn"
+OURS = "niss: "
+"""What begins the reason of an unsigned refusal, of a node that has the mod."""
+_USE_THE_MOD = "Does its ClientApp have `mods=[niss_mod]`, and is it the first mod?"
+_ITS_LOG = "It has NISS and refuses: its own log says why."
+_AWAY = "Is it running, and connected? It is asked again."
 _LARGEST_STEP = 2**63 - 1
 # A string of bytes as numpy saves it, and nothing else that numpy could read: the header is text that it evaluates.
 _NPY = re.compile(
@@ -57,6 +62,7 @@ _FEW = 0.01
 
 
 FloatArray = NDArray[np.float64]
+MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
 Value = TypeVar("Value")
 
 
@@ -123,7 +129,7 @@ def read_reply(message: Message) -> Reply:
     if not isinstance(note, ConfigRecord) or not isinstance(upload, ArrayRecord):
         raise RemoteProtocolError(
             "the reply was made without NISS",
-            hint=USE_THE_MOD,
+            hint=_USE_THE_MOD,
         )
     step = _field(note, "step", int)
     if not 0 <= step <= _LARGEST_STEP:
@@ -327,10 +333,21 @@ class WillingNodes:
         return willing
 
 
-def say_round(record: RoundRecord, plan: Plan, blanks: tuple[float, float] | None) -> None:
+def what_to_do(reason: str) -> str:
+    """About a node that did not join for this reason."""
+    reason = reason.removeprefix("did not join: ")
+    if reason.startswith(("declined", OURS)):
+        return _ITS_LOG
+    return _AWAY if reason == NO_REPLY or "unavailable" in reason.lower() else _USE_THE_MOD
+
+
+def say_round(
+    record: RoundRecord, plan: Plan, blanks: tuple[float, float] | None, waited: float = 0.0
+) -> None:
     """One line for the round, and one for each upload that is not in the sum and each problem of the repair.
 
     blanks  of the run so far, as in `Books`
+    waited  seconds until no more uploads came
     """
     LOG.info(
         "niss: %d of %d uploads summed, noise deviation %.3g per coordinate",
@@ -340,6 +357,11 @@ def say_round(record: RoundRecord, plan: Plan, blanks: tuple[float, float] | Non
     )
     for node, why in record.lost.items():
         LOG.info("niss: \t> node %s: %s", node, why)
+    if record.lost:
+        LOG.info(
+            "niss: waited %.0f seconds for uploads; with a `deadline` it is no more than that and stage_timeout",
+            waited,
+        )
     for problem in record.problems:
         LOG.warning("niss: \t> %s", problem)
     _warn_of_losses(plan, record)
@@ -417,4 +439,37 @@ def _layout(reply: Message) -> tuple[object, ...]:
         (key, name, len(value) if isinstance(value, list) else -1)
         for key, record in records
         for name, value in sorted(record.items())
+    )
+
+
+def guard_metrics(strategy: Strategy) -> None:
+    """From here on a function of the strategy that fails on the metrics of a round costs the metrics, not the round.
+
+    By the time it is called the clients have paid for the round.
+    """
+    function: MetricsFunction | None = getattr(strategy, METRICS_FUNCTION, None)
+    if function is None or isinstance(function, GuardedMetrics):
+        return
+    setattr(strategy, METRICS_FUNCTION, GuardedMetrics(function))
+
+
+class GuardedMetrics:
+    """A function that aggregates metrics; where it fails there are none, and the log says why."""
+
+    def __init__(self, function: MetricsFunction) -> None:
+        self.function = function
+
+    def __call__(self, records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        try:
+            return self.function(records, weighted_by)
+        except Exception as error:
+            LOG.warning("niss: %s", failed_metrics(error, records))
+            return MetricRecord()
+
+
+def failed_metrics(error: Exception, records: list[RecordDict]) -> str:
+    names = sorted(records_of(records[0], MetricRecord).get(METRICS, {}))
+    return (
+        f"{METRICS_FUNCTION} fails ({type(error).__name__}: {error}), so there are no metrics of `train`: it is given "
+        + ", ".join(names)
     )

@@ -11,8 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,17 +21,23 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from niss.errors import ConfigError
-from niss.flower.transport import METRICS, FloatArray, Model, fewest_nodes, records_of, shared_model
+from niss.flower.transport import (
+    METRICS,
+    METRICS_FUNCTION,
+    FloatArray,
+    GuardedMetrics,
+    Model,
+    failed_metrics,
+    fewest_nodes,
+    shared_model,
+)
 
 LOG = logging.getLogger("flwr")
-_METRICS_FUNCTION = "train_metrics_aggr_fn"
 _NO_EVALUATION = (
     "this strategy asks nodes to evaluate, which they refuse: at weights of the server's choice it gives updates away. "
     "For an accuracy: evaluate_fn on public data at the server; `metrics=` of NissStrategy and NissMod, inside the "
     "uploads; or NissMod(allow=('evaluate',)), unprotected. fraction_evaluate=0 asks nobody"
 )
-
-MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
 
 
 _EACH = "it looks at the update of each client, and under NISS the server learns their sum alone"
@@ -102,26 +107,27 @@ def has_own_start(strategy: Strategy) -> bool:
     return type(strategy).start is not Strategy.start
 
 
-@contextmanager
-def taken_over(strategy: Strategy, by: Strategy) -> Iterator[None]:
-    """A start of its own calls these hooks in place of its own, and so every round is one of NISS."""
-    names = _HOOKS if has_own_start(strategy) else ()
-    before = {name: vars(strategy)[name] for name in names if name in vars(strategy)}
-    vars(strategy).update({name: getattr(by, name) for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del vars(strategy)[name]
-        vars(strategy).update(before)
+def start_own(strategy: Strategy, by: Strategy, grid: Grid, given: Mapping[str, Any]) -> Result | None:
+    """Have it run the rounds, with as many of Flower's arguments as it takes; None where it has no start of its own.
 
-
-def start_own(strategy: Strategy, grid: Grid, given: Mapping[str, Any]) -> Result:
-    """Have it run the rounds, with as many of Flower's arguments as it takes."""
+    While it runs, its hooks are those of `by`, and so every round is one of NISS.
+    """
+    if not has_own_start(strategy):
+        return None
+    by.summary()
+    before = {name: vars(strategy)[name] for name in _HOOKS if name in vars(strategy)}
+    vars(strategy).update({name: getattr(by, name) for name in _HOOKS})
     takes = inspect.signature(strategy.start).parameters.values()
     every = any(one.kind is one.VAR_KEYWORD for one in takes)
     names = {one.name for one in takes}
-    result = strategy.start(grid, **{name: value for name, value in given.items() if every or name in names})
+    try:
+        result = strategy.start(
+            grid, **{name: value for name, value in given.items() if every or name in names}
+        )
+    finally:
+        for name in _HOOKS:
+            del vars(strategy)[name]
+        vars(strategy).update(before)
     return result if isinstance(result, Result) else Result()
 
 
@@ -135,8 +141,20 @@ class _MadeUpNodes:
         return self._nodes
 
 
-def try_aggregation(
-    strategy: Strategy, arrays: ArrayRecord, config: ConfigRecord | None, names: Iterable[str], weight: str
+def try_strategy(
+    strategy: Strategy, arrays: ArrayRecord, config: ConfigRecord | None, metrics: Mapping[str, float]
+) -> None:
+    """Have its own code, if it has any, make something of what it is given under NISS, before anyone is asked.
+
+    metrics  of the one result, by name
+    """
+    record = MetricRecord(dict(metrics))
+    _try_metrics(strategy, record)
+    _try_aggregation(strategy, arrays, config, record)
+
+
+def _try_aggregation(
+    strategy: Strategy, arrays: ArrayRecord, config: ConfigRecord | None, metrics: MetricRecord
 ) -> None:
     """Refuse (`ConfigError`), before anyone is asked, an `aggregate_train` of an app's own that NISS cannot serve.
 
@@ -146,7 +164,6 @@ def try_aggregation(
     if type(strategy).aggregate_train.__module__.startswith("flwr."):
         return
     name, model = type(strategy).__name__, Model.of(arrays)
-    metrics = MetricRecord({**dict.fromkeys(names, 0.5), weight: 1})
     step = 0.01 * np.random.default_rng(0).normal(size=model.size)
     nodes = cast(Grid, _MadeUpNodes(max(fewest_nodes(strategy), 3)))
     try:
@@ -221,51 +238,17 @@ def warn_of_strategy(strategy: Strategy, participants: int, *, carries: bool) ->
         )
 
 
-def guard_metrics(strategy: Strategy) -> None:
-    """From here on a function of the strategy that fails on the metrics of a round costs the metrics, not the round.
-
-    By the time it is called the clients have paid for the round.
-    """
-    function: MetricsFunction | None = getattr(strategy, _METRICS_FUNCTION, None)
-    if function is None or isinstance(function, _Guarded):
+def _try_metrics(strategy: Strategy, metrics: MetricRecord) -> None:
+    """Warn, before the first round, of a function that fails on such metrics."""
+    guarded = getattr(strategy, METRICS_FUNCTION, None)
+    if not isinstance(guarded, GuardedMetrics):
         return
-    setattr(strategy, _METRICS_FUNCTION, _Guarded(function))
-
-
-class _Guarded:
-    """A function that aggregates metrics; where it fails there are none, and the log says why."""
-
-    def __init__(self, function: MetricsFunction) -> None:
-        self.function = function
-
-    def __call__(self, records: list[RecordDict], weighted_by: str) -> MetricRecord:
-        try:
-            return self.function(records, weighted_by)
-        except Exception as error:
-            LOG.warning("niss: %s", _failed(error, records))
-            return MetricRecord()
-
-
-def try_metrics(strategy: Strategy, names: Iterable[str], weight: str) -> None:
-    """Warn, before the first round, of a function that fails on metrics with these names and that of its weight."""
-    guarded = getattr(strategy, _METRICS_FUNCTION, None)
-    if not isinstance(guarded, _Guarded):
-        return
-    metrics: dict[str, Any] = {**dict.fromkeys(names, 0.5), weight: 1}
-    records = [RecordDict({"arrays": ArrayRecord(), METRICS: MetricRecord(metrics)})]
+    records = [RecordDict({"arrays": ArrayRecord(), METRICS: metrics})]
     try:
-        guarded.function(records, weight)
+        guarded.function(records, weight_of(strategy))
     except Exception as error:
         LOG.warning(
             "niss: %s, unless the clients send more in the clear (NissMod(clear_metrics=...)); hidden ones are "
             "named in NissStrategy(metrics=...)",
-            _failed(error, records),
+            failed_metrics(error, records),
         )
-
-
-def _failed(error: Exception, records: list[RecordDict]) -> str:
-    names = sorted(records_of(records[0], MetricRecord).get(METRICS, {}))
-    return (
-        f"{_METRICS_FUNCTION} fails ({type(error).__name__}: {error}), so there are no metrics of `train`: it is given "
-        + ", ".join(names)
-    )

@@ -32,7 +32,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.accounting import Account, Charge, CommittedAccount, DrawnAccount, Promise
+from niss.accounting import Account, Charge, CommittedAccount, DrawnAccount, Promise, outlook
 from niss.errors import (
     LocalProtocolError,
     NissError,
@@ -57,7 +57,7 @@ from niss.redaction import printable
 from niss.session.limits import Budget, Limits
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.session.ports import Directory, Reply, Request, Stage, sign_refusal
-from niss.session.proposal import Enrolment, Proposal, read_proposal
+from niss.session.proposal import LARGEST, SMALLEST, Enrolment, Proposal, read_proposal
 from niss.session.store import SELF, JoinedRun, Store
 
 FloatArray = NDArray[np.float64]
@@ -146,6 +146,7 @@ class Node:
     tracker  how it speaks to the tracker of a run
     metrics  those that it agrees to send inside an upload
     dataset  the name of the data whose records it hides, where a run hides records
+    warn     told, before it pays for the first round of a run, what its owner should know
     """
 
     def __init__(
@@ -157,8 +158,9 @@ class Node:
         metrics: NoisyMetrics = NO_METRICS,
         entropy: Entropy = os.urandom,
         dataset: str = "",
+        warn: Callable[[str], None] = lambda _words: None,
     ) -> None:
-        self._dataset = dataset
+        self._dataset, self._warn = dataset, warn
         self.store, self._limits, self._tracker = store, limits, tracker
         self._metrics, self._entropy = metrics, entropy
 
@@ -191,7 +193,10 @@ class Node:
         if isinstance(message, RoundOpen) and coordinates is not None:
             self._limits.require_sums(joined.paid - request.summed)
             self._lend_key(joined, message)
-            return self._run(joined).accept(message, coordinates)
+            run = self._run(joined)
+            if not joined.paid and (words := run.foreseen(message, coordinates)):
+                self._warn(words)
+            return run.accept(message, coordinates)
         run = self._run(joined)
         joined.step += 1
         if not isinstance(message, RevealRequest) or request.stage not in (Stage.REVEAL, Stage.LATE):
@@ -337,6 +342,21 @@ class _RunOfNode:
         note = f"joined run {proposal.run.hex()[:8]}; pinned: {', '.join(pinned) or 'nothing'}"
         enrolment = Enrolment(identity.public, prekeys, pinned, self._joined.rounds)
         return Reply(enrolment.signed(identity, proposal).to_bytes(), self._joined.step, note=note)
+
+    def foreseen(self, opened: RoundOpen, coordinates: int) -> str:
+        """What will come of such rounds, in the server's own numbers, where it is not good; empty where it is."""
+        plan, terms, size = self._proposal.plan, opened.terms, len(opened.participants)
+        variance, numbers = size * terms.residual_variance, (terms.clip, terms.residual_variance)
+        if coordinates < 1 or not all(SMALLEST <= number <= LARGEST for number in numbers):
+            return ""  # It is refused, or nothing is promised.
+        judged = outlook(
+            parameters=coordinates,
+            rounds=plan.planned_rounds,
+            clip=terms.clip,
+            variance=variance,
+            unit=plan.unit,
+        )
+        return "" if judged.verdict == "good" else judged.words
 
     def accept(self, opened: RoundOpen, coordinates: int) -> Training:
         """Check the round, remember it and charge it; what is left to do needs the update and nothing on disk."""

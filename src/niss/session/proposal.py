@@ -85,7 +85,7 @@ _ALWAYS = (
 # And this where noise is carried from round to round.
 _CARRYING = ("separation", "pattern", "participants", "carried_to_residual", "closing")
 _LONGEST_WORD = 30
-_SMALLEST, _LARGEST = 1e-30, 1e12
+SMALLEST, LARGEST = 1e-30, 1e12
 # What JSON of somebody else's making can raise while it is read.
 _UNREADABLE = (
     *(KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError),
@@ -274,7 +274,7 @@ def _why(error: Exception) -> str:
 def _check_sizes(plan: dict[str, Any]) -> None:
     """Refuse numbers whose squares and quotients run out of range, and words that no plan has; before they are used."""
     for name, value in plan.items():
-        number = isinstance(value, int | float) and (value == 0 or _SMALLEST <= abs(value) <= _LARGEST)
+        number = isinstance(value, int | float) and (value == 0 or SMALLEST <= abs(value) <= LARGEST)
         word = isinstance(value, str) and len(value) <= _LONGEST_WORD
         if not (number or word or value in (None, [])):
             raise RemoteProtocolError(
