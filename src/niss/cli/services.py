@@ -37,7 +37,6 @@ data_app = typer.Typer(
 )
 
 
-_KINDS = {"images": "images", "tokens": "text"}
 # Of a dataset's entry in the catalog, what its files are read by and no list shows.
 _INTERNAL = ("mean", "std", "vocabulary", "layout", "file_sets")
 
@@ -50,6 +49,7 @@ def list_command(as_json: AsJson = False) -> None:
     niss data list
     niss data list --json
     """
+    from niss.claims import digits
     from niss.data import list_datasets
 
     datasets = list_datasets()
@@ -63,18 +63,14 @@ def list_command(as_json: AsJson = False) -> None:
     rows = [
         (
             info.name,
-            _KINDS[info.kind],
-            "x".join(str(side) for side in info.shape),
-            f"{info.train_size:,}",
-            f"{info.test_size:,}",
-            "–" if info.clients is None else f"{info.clients:,}",
+            digits(info.train_size),
+            digits(info.clients),
             "yes" if info.available else "no",
             info.description,
         )
         for info in datasets
     ]
-    header = ("Name", "Kind", "Shape", "Train", "Test", "Clients", "Here", "Description")
-    print_table(header, rows, left=(0, 1, 2, 6, 7), spare=(2, 4, 3))
+    print_table(("Name", "Examples", "Clients", "Here", "Description"), rows, left=(0, 3, 4))
 
 
 @register(data_app, "get")

@@ -91,51 +91,32 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def print_table(
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Sequence[int] = (0,),
-    spare: Sequence[int] = (),
-) -> None:
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> None:
     """Print a table of plain text on stdout, in which no cell is ever cut.
 
-    left   columns that hold words, all others hold numbers
-    spare  columns that are left out, in this order, where the terminal is too narrow
-
-    Headings are broken between words. Where that does not help either, every row becomes a block of lines.
+    `left` are the columns that hold words, all others hold numbers. Headings are broken between words. Where the
+    terminal is too narrow even so, every row becomes a block of lines.
     """
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    lines, console, kept = [tuple(row) for row in rows], results(), list(range(len(header)))
+    lines, console = [tuple(row) for row in rows], results()
     least = [
         max(map(cell_len, [*heading.split(), *(line[number] for line in lines)]), default=0)
         for number, heading in enumerate(header)
     ]
-
-    def too_wide() -> int:
-        return sum(least[number] for number in kept) + 3 * (len(kept) - 1) - console.width
-
-    for number in spare:
-        if too_wide() > 0:
-            kept.remove(number)
-    if too_wide() > 0:
+    room = console.width - sum(least) - 3 * (len(header) - 1)
+    if room < 0:
         _print_blocks(console, header, lines)
         return
-    if len(kept) < len(header):
-        missing = ", ".join(header[number] for number in sorted(set(spare) - set(kept)))
-        say(f"not shown in {console.width} columns: {missing}")
-    room = -too_wide()
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for number in kept:
-        more = min(max(cell_len(header[number]) - least[number], 0), room)
+    for number, heading in enumerate(header):
+        more = min(max(cell_len(heading) - least[number], 0), room)
         room -= more
-        words = number in left
-        table.add_column(header[number], justify="left" if words else "right", width=least[number] + more)
+        table.add_column(heading, justify="left" if number in left else "right", width=least[number] + more)
     for line in lines:
-        table.add_row(*(Text(line[number]) for number in kept))
+        table.add_row(*map(Text, line))
     console.print(table)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Noise that cancels leaves floating-point rounding behind; below this share of the largest nothing is drawn.
 ROUNDING = 1e-9
+_MEASURED, _PREDICTED = "in a round, measured", "in a round, predicted"
 _IN_MODEL = "in the model after the last round, predicted"
 # Of what is spent after each round.
 _STEPS: dict[str, Any] = {
@@ -91,7 +92,7 @@ def noise_chart(report: ReportInput) -> Rows:
     least = ROUNDING * max((value for one in found for value in one if value), default=0.0)
     rows, notes = [], []
     for method, look, variances in zip(report.methods, looks(report), found, strict=True):
-        kinds = (("in a round, measured", look), ("in a round, predicted", Look(INK, "|")), (_IN_MODEL, look))
+        kinds = zip((_MEASURED, _PREDICTED, _IN_MODEL), (Look(INK, "o"), Look(INK, "|"), look), strict=True)
         marks = [
             Mark(name, mark, value, format_variance(value), bar=name == _IN_MODEL)
             for (name, mark), value in zip(kinds, variances, strict=True)

@@ -34,8 +34,8 @@ WORDS = (NOT_APPLICABLE, NO_NOISE, NO_GUARANTEE, NOT_PRIVATE, UNFINISHED)
 
 RESULTS = ("Method", "Accuracy", "ε against the server", "Who is trusted")
 NOISE = (
-    *("Method", "κ", "τ²", "Noise in a round, measured", "Noise in a round, predicted"),
-    *("Noise in the model, predicted", "ε of one upload alone"),
+    *("Method", "κ", "τ²", "In a round, measured", "In a round, predicted"),
+    *("In the model, predicted", "ε of one upload"),
 )
 
 
