@@ -133,6 +133,7 @@ def test_what_a_plan_claims(
         ({**RECORD, "mechanism": "classical", "epsilon": 0.5}, "mechanism"),
         ({**RECORD, "method": "niss-carried", "graph": "complete"}, "unit"),
         ({**RECORD, "method": "central-mf"}, "unit"),
+        ({"method": "central-mf", "horizon": 5_001}, "horizon"),
         ({**RECORD, "method": "central-dp-sampled"}, "unit"),
         ({"batch": 0.1}, "batch"),
         ({"records": 10}, "records"),

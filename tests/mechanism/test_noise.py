@@ -30,7 +30,7 @@ def matrix_of(noise: CorrelatedNoise) -> np.ndarray:
     return matrix
 
 
-CASES = [(9, 3, 3), (10, 4, 3), (8, 3, 2), (3, 5, 5), (4, 1, 1), (7, 20, 20)]
+CASES = [(120, 110, 105), (9, 3, 3), (10, 4, 3), (8, 3, 2), (3, 5, 5), (4, 1, 1), (7, 20, 20)]
 
 
 def test_the_whole_root_is_the_root_of_prefix_sums() -> None:
@@ -57,7 +57,7 @@ def test_all_that_is_said_of_the_noise_is_said_by_its_matrix(
 
 
 @pytest.mark.parametrize("strategy", ["optimised", "square-root"])
-@pytest.mark.parametrize(("rounds", "separation", "bands"), CASES[:4])
+@pytest.mark.parametrize(("rounds", "separation", "bands"), CASES[1:5])
 def test_charges_cover_every_pattern_at_its_separation(
     rounds: int, separation: int, bands: int, strategy: str
 ) -> None:
@@ -81,9 +81,11 @@ def test_charges_cover_every_pattern_at_its_separation(
 
 @pytest.mark.parametrize("strategy", ["optimised", "square-root"])
 def test_a_cap_on_participations_is_what_is_paid_for(strategy: str) -> None:
-    noise = correlated_noise(9, 3, 3, 2, strategy)
-    cohorts = [noise.charge(first) + noise.charge(first + 3) for first in range(3)]
-    assert 2 * noise.per_participation == pytest.approx(max(cohorts), rel=1e-12)
+    """Whichever two rounds at that separation a client takes part in."""
+    noise = correlated_noise(10, 3, 3, 2, strategy)
+    pairs = [pair for pair in combinations(range(10), 2) if pair[1] - pair[0] >= 3]
+    costs = [sum(map(noise.charge, pair)) for pair in pairs]
+    assert 2 * noise.per_participation == pytest.approx(max(costs), rel=1e-12)
 
 
 # Mean noise in the model over that of independent noise, with as many bands as the separation allows; those of the
@@ -156,5 +158,3 @@ def test_a_run_does_not_go_on_past_its_planned_end(strategy: str) -> None:
     for ask in (noise.charge, noise.round_variance, noise.row, noise.earlier_covariances):
         with pytest.raises(ConfigError, match="planned for 4"):
             ask(4)
-    with pytest.raises(ConfigError, match="at most 5000 rounds"):
-        correlated_noise(5_001, 2)

@@ -19,7 +19,7 @@ from annotated_types import Gt, Le
 
 from niss.errors import ConfigError
 from niss.mechanism import Slots, add_gaussian, poisson_multiplier
-from niss.mechanism.noise import STRATEGIES, CorrelatedNoise, correlated_noise
+from niss.mechanism.noise import MOST_ROUNDS, STRATEGIES, CorrelatedNoise, correlated_noise
 from niss.methods.base import FloatArray, IntArray, Method, NoiseHistory
 from niss.methods.look import BROWN, CRIMSON, DASH_DOT, DASHED, ORANGE, SHORT, VERMILION, Look
 from niss.settings import Count, OneOf, settings
@@ -187,6 +187,12 @@ class CentralMf(CentralDp):
 
     def check(self, plan: Plan) -> None:
         super().check(plan)
+        if plan.planned_rounds > MOST_ROUNDS:
+            raise ConfigError(
+                f"correlated noise is planned for at most {MOST_ROUNDS} rounds, not {plan.planned_rounds}",
+                field="horizon",
+                hint="plan a shorter run",
+            )
         if self.bands is not None and self.bands > plan.separation:
             raise ConfigError(
                 f"{self.bands} bands, but a client may return after {plan.separation} "
