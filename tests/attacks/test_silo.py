@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from niss.accounting import Plan
-from niss.attacks import failing, lying
+from niss.attacks import lying
 from niss.attacks.experiment import Findings
-from niss.attacks.failing import FailingSilo
+from niss.attacks.federation import FailingSilo, weights_of
 from niss.attacks.silo import BARE, OracleExperiment, SiloExperiment
 from niss.protocol import encode
 from niss.randomness import SimStream
@@ -29,7 +29,7 @@ def run(experiment: Any) -> Findings:
 
 def moved(failure: str, length: int, *, blank: bool) -> float:
     """In clips, by a record that fails."""
-    weights = failing.weights_of(failure)
+    weights = weights_of(failure)
     without, present = (FailingSilo(length, CLIP, one, blank=blank) for one in (None, failure))
     return float(np.linalg.norm(present.added(weights, CLIP) - without.added(weights, CLIP))) / CLIP
 
@@ -43,7 +43,7 @@ def test_a_record_that_fails_moves_the_sum_by_less_than_its_clip(failure: str) -
 
 
 def test_weights_at_which_one_record_overflows_change_neither_the_form_of_the_upload_nor_the_work() -> None:
-    weights, seen = failing.weights_of("overflows"), []
+    weights, seen = weights_of("overflows"), []
     for failure in (None, "overflows"):
         silo = FailingSilo(10, CLIP, failure, blank=False)
         server = lying.LyingServer(PLAN, SILOS, coordinates=weights.size, stream=SimStream(1))

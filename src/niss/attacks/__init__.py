@@ -10,8 +10,8 @@
     canary         scores of many rounds or runs, and what they prove
     rounds         a round simulated with the mechanism itself
     runs           whole runs as a server sees them, and servers that bend their rules
-    federation     the victim with its pictures, and the others
-    lying          a server that lies to real nodes          failing    a silo with a record that fails
+    federation     the victim with its pictures, and the others; a silo with a record that fails
+    lying          a server that lies to real nodes
 
 Modules are imported on first use, so that the options of the experiments can be read without torch.
 """
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from niss.attacks import canary as canary
     from niss.attacks import estimates as estimates
-    from niss.attacks import failing as failing
     from niss.attacks import federation as federation
     from niss.attacks import inversion as inversion
     from niss.attacks import lying as lying
@@ -51,7 +50,6 @@ EXPERIMENTS = {
 _MODULES = (
     "canary",
     "estimates",
-    "failing",
     "federation",
     "inversion",
     "lying",

@@ -1,4 +1,4 @@
-"""A victim with private pictures among other clients, and the public model they train together.
+"""Who is attacked: a victim with private pictures among other clients, or a silo with a record that fails.
 
 `dataset:index` names a training picture (`mnist-mini:0` is always at hand); anything else is the path of a
 picture file, which is cut to a square, brought to 32 x 32 and given in colour.
@@ -24,6 +24,8 @@ from niss.data import Dataset, list_datasets, load_dataset
 from niss.errors import ConfigError
 from niss.learning import FlatLayout, ImageSamples, LocalTraining, build_model, seeded_torch, train_client
 from niss.randomness import SimStream
+from niss.records import RecordEngine, Records, clipped_rows
+from niss.records.batches import IntArray
 
 FILE_SIDE, FILE_CLASSES = 32, 100
 _CHANNELS, _KERNEL = 12, 5
@@ -231,3 +233,73 @@ def build_lenet(image_shape: tuple[int, int, int], classes: int, stream: SimStre
             for parameter in module.parameters():
                 parameter.uniform_(-0.5, 0.5)
     return module
+
+
+# A silo with a record that fails. Its model is a table: record i adds `table[id] - label` to the row that it names. All
+# records but the failing one name row 1 and miss their labels alike, so that their gradients add up in one direction;
+# row 0 is the failing record's alone.
+_WIDTH, _FAR, _HUGE, _CHUNK = 4, 10.0, 1e30, 32
+
+
+def weights_of(failure: str) -> FloatArray:
+    """What the server sends: a table of zeros, with a first row whose square overflows where that is the failure."""
+    return np.repeat([_HUGE if failure == "overflows" else 0.0, 0.0], _WIDTH)
+
+
+def direction() -> FloatArray:
+    """Of what all other records add to an upload."""
+    return np.repeat([0.0, 0.5], _WIDTH)
+
+
+class FailingSilo:
+    """So many records that each add a clip in one direction, and one that fails, if there is one.
+
+    blank   whether the silo gives up where a record fails
+    calls   of its model, so far
+    """
+
+    def __init__(self, count: int, clip: float, failure: str | None, *, blank: bool) -> None:
+        ids = {None: [], "overflows": [0]}.get(failure, [2])
+        names = np.array([*[1] * max(count, 1), *ids])
+        labels = np.full((names.size, _WIDTH), _FAR * clip if count else 0.0, dtype=np.float32)
+        table, self.calls = nn.Embedding(2, _WIDTH), 0
+        table.register_forward_hook(self._count)
+        self.records = Records(table, (names, labels), loss=_half_square, chunk=_CHUNK)
+        if blank:
+            vars(self.records)["engine"] = _Blank(self.records.engine)
+        self.calls = 0  # Not those with which the model is tried out.
+
+    def _count(self, *_: Any) -> None:
+        self.calls += 1
+
+    def added(self, weights: FloatArray, clip: float) -> FloatArray:
+        """What its node adds up, without noise: nothing where all fails."""
+        before, everyone = self.calls, np.arange(len(self.records))
+        try:
+            chunks = clipped_rows(self.records, weights, everyone, clip)
+            return np.asarray(np.concatenate([rows[:real] for rows, real in chunks]).sum(axis=0))
+        except ArithmeticError:
+            return np.zeros_like(weights)
+        finally:
+            self.calls = before
+
+
+@dataclass
+class _Blank:
+    """An engine that makes of this what niss does not: it fails as a whole, and its silo uploads nothing."""
+
+    engine: RecordEngine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def each(self, weights: FloatArray, rows: IntArray, clip: float) -> FloatArray:
+        """See `RecordEngine`."""
+        found = self.engine.each(weights, rows, clip)
+        if not found.any(axis=1).all():
+            raise FloatingPointError("a record has failed")
+        return found
+
+
+def _half_square(outputs: Tensor, labels: Tensor) -> Tensor:
+    return 0.5 * torch.square(outputs - labels).sum()

@@ -275,7 +275,7 @@ class OracleExperiment(Experiment):
         import numpy as np
 
         plan = self.setting().plan
-        failing, weights = attacks.failing, attacks.failing.weights_of(failure)
+        failing, weights = attacks.federation, attacks.federation.weights_of(failure)
         other = failing.FailingSilo(0, plan.clip, None, blank=False)
         silos = [failing.FailingSilo(length, plan.clip, one, blank=rule == "off") for one in (None, failure)]
         scores: list[list[float]] = [[], []]
