@@ -258,14 +258,14 @@ def run_demo(
     name: str, *, out: Path, work: Path, device: str = "auto", progress: Watch | None = None
 ) -> Result:
     """The comparison that a preset ships with, all of its methods in one, as `niss compare` has them."""
-    whole, labels = with_overrides(preset(name), {"training.device": device}), design.demo_labels(name)
+    whole, (base, labels) = with_overrides(preset(name), {"training.device": device}), design.demo(name)
     (found,) = compare_together({name: whole}, out=work / design.DEMOS, progress=progress).values()
     cells = [
         cell_of(design.run_cell(own), own, replace(whole, methods=(method,)), run, found)
         for method, run in zip(whole.methods, found.results, strict=True)
         for own in [labels[method.title]]
     ]
-    result = Result(design.DEMOS, name, design.demo_base(name)).with_cells(cells)
+    result = Result(design.DEMOS, name, base).with_cells(cells)
     write_result(result_path(out, design.DEMOS, name), result)
     return result
 

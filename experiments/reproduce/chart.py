@@ -15,6 +15,7 @@ from pathlib import Path
 
 from experiments.reproduce import design, paper
 from experiments.reproduce.claims import PAPER_GAPS, WINDOW, gap_by_round
+from experiments.reproduce.comparisons import as_listed, at_epsilon, in_preset_order
 from experiments.reproduce.paper import NBAFL
 from experiments.reproduce.promises import noise_in_model
 from experiments.reproduce.results import (
@@ -28,7 +29,7 @@ from experiments.reproduce.results import (
     select,
     spread,
 )
-from experiments.reproduce.tables import as_listed, at_epsilon, in_preset_order, leaks_in_order
+from experiments.reproduce.tables import leaks_in_order
 from experiments.reproduce.text import FIGURES, figure_name, write_stamps
 from niss.charts import Chart, Curves, Series, Strip, marked, points, shown
 from niss.figures import png

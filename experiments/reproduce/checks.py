@@ -124,7 +124,7 @@ def _wanted_base(record: Record[Any]) -> Mapping[str, Any]:
     if record.experiment in PANELS:
         return paper.find_panel(record.name).base if base["dataset"] in TRAINING_IMAGES else base
     if record.experiment == design.DEMOS:
-        return design.demo_base(record.name)
+        return design.demo(record.name)[0]
     setting = design.find_setting(record.name)
     known = TRAINING_IMAGES.get(setting.dataset)
     if known is None and setting.model == "mlp":

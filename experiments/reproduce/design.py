@@ -328,41 +328,25 @@ EVERYONE = METHODS | {
 PRESETS = ("demo", "silos")
 
 
-def demo_base(name: str) -> dict[str, Any]:
-    """What all runs of a preset have in common, for its result file."""
+def demo(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What all runs of a preset have in common, for its result file; and the labels of each, by its method's title."""
     from niss.data.catalog import spec_named
     from niss.simulation import preset
 
-    config, records = preset(name), {}
+    config, labels = preset(name), {}
     spec, privacy = spec_named(config.data.dataset), config.privacy
-    if privacy.batch is not None:
-        records = {"batch": privacy.batch, "records": spec.train_size}
-    return {
-        "dataset": spec.name,
-        "split": config.split,
-        "model": config.model.name,
-        "unit": privacy.unit,
-        "clients": config.clients,
-        "participants": config.participants,
-        "rounds": config.rounds,
-        "evaluate_every": config.evaluate_every,
-        "delta": privacy.delta,
-        **records,
-        "tested": spec.test_size,
-    }
-
-
-def demo_labels(name: str) -> dict[str, dict[str, Any]]:
-    """The labels of each run of a preset, by the title of its method."""
-    from niss.simulation import preset
-
-    config, found = preset(name), {}
     for method in config.methods:
         plan, kind = config.plan(method), EVERYONE[method.title]
         more: dict[str, Any] = {"clip": plan.clip, "seed": config.seed, "participations": plan.participations}
-        more["epsilon"] = config.privacy.epsilon if kind.private else None
-        found[method.title] = Contestant(kind, VARIANTS["none"], None).labels | more
-    return found
+        more["epsilon"] = privacy.epsilon if kind.private else None
+        labels[method.title] = Contestant(kind, VARIANTS["none"], None).labels | more
+    records = {} if privacy.batch is None else {"batch": privacy.batch, "records": spec.train_size}
+    base = {
+        name: getattr(config, name)
+        for name in ("split", "clients", "participants", "rounds", "evaluate_every")
+    }
+    own = {"dataset": spec.name, "model": config.model.name, "unit": privacy.unit, "delta": privacy.delta}
+    return base | own | records | {"tested": spec.test_size}, labels
 
 
 def methods_of(setting: Setting) -> list[Method]:
@@ -499,7 +483,7 @@ def expected_cells() -> dict[tuple[str, str], Cells]:
     for image in paper.IMAGES:
         found[FIGURE_4, paper.picture_name(image)] = frozenset(paper.attack_cells())
     for name in PRESETS:
-        found[DEMOS, name] = frozenset(run_cell(labels) for labels in demo_labels(name).values())
+        found[DEMOS, name] = frozenset(map(run_cell, demo(name)[1].values()))
     for setting in map(find_setting, (*COMPARED, *MODELLED, *IN_SILOS)):
         everyone = contestants(setting.epsilons, [one.name for one in methods_of(setting)], setting.variants)
         found[setting.experiment, setting.name] = frozenset(

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from experiments.reproduce import tables
+from experiments.reproduce import comparisons, tables
 from experiments.reproduce.checks import Fault, fingerprint
 from experiments.reproduce.claims import early_accuracies
 from experiments.reproduce.design import BEYOND, COMPARING, DATASETS, DEMOS, PRESETS
@@ -37,17 +37,17 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "figure-4": tables.figure_4_table,
     "readings": lambda _: tables.readings_table(),
     "sweep": tables.sweep_table,
-    "verdicts": tables.verdicts_table,
-    "differences": tables.differences_table,
-    "beyond": tables.accuracies_table,
-    "datasets": partial(tables.accuracies_table, experiment=DATASETS),
-    "datasets-learned": tables.datasets_words,
-    "silos": tables.silos_table,
-    "silos-tabular": partial(tables.silos_table, tabular=True),
-    "demo": tables.demo_table,
-    "demo-noise": tables.demo_noise_table,
-    "demo-silos": partial(tables.demo_table, name="silos"),
-    "tuning": tables.tuning_table,
+    "verdicts": comparisons.verdicts_table,
+    "differences": comparisons.differences_table,
+    "beyond": comparisons.accuracies_table,
+    "datasets": partial(comparisons.accuracies_table, experiment=DATASETS),
+    "datasets-learned": comparisons.datasets_words,
+    "silos": comparisons.silos_table,
+    "silos-tabular": partial(comparisons.silos_table, tabular=True),
+    "demo": comparisons.demo_table,
+    "demo-noise": comparisons.demo_noise_table,
+    "demo-silos": partial(comparisons.demo_table, name="silos"),
+    "tuning": comparisons.tuning_table,
     "claims": tables.claims_table,
     "files": tables.files_table,
 }

@@ -9,14 +9,14 @@ import pytest
 
 from experiments.reproduce.beyond import hold_out, run_setting, tune
 from experiments.reproduce.chart import write_figures
-from experiments.reproduce.design import METHODS, VARIANTS, Choice, Contestant, find_setting
-from experiments.reproduce.results import Result, difference, select
-from experiments.reproduce.tables import (
+from experiments.reproduce.comparisons import (
     accuracies_table,
     differences_table,
     tuning_table,
     verdicts_table,
 )
+from experiments.reproduce.design import METHODS, VARIANTS, Choice, Contestant, find_setting
+from experiments.reproduce.results import Result, difference, select
 from experiments.reproduce.text import computed_text
 from experiments.reproduce.tuning import Axes, chosen
 from niss.data import load_dataset

@@ -12,10 +12,10 @@ from experiments.reproduce import beyond, design, promises
 from experiments.reproduce.beyond import hold_out, majority, run_setting, setting_config, tune
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.checks import check_files
+from experiments.reproduce.comparisons import accuracies_table, datasets_words
 from experiments.reproduce.design import DATASETS, METHODS, TUNING, Choice, Setting, find_setting
 from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.session import Comparison
-from experiments.reproduce.tables import accuracies_table, datasets_words
 from experiments.reproduce.text import computed_text, figure_faults
 from experiments.reproduce.tuning import axes_of
 from niss.data import load_dataset
