@@ -38,6 +38,11 @@ def make_checkout(folder: Path) -> None:
     """A folder like a checkout after `make`: links to the sources, and a .venv that counts as installed."""
     for name in _CHECKOUT:
         (folder / name).symlink_to(ROOT / name)
+    pretend_installed(folder)
+
+
+def pretend_installed(folder: Path) -> None:
+    """A .venv that counts as installed: the environment of the tests."""
     (folder / ".venv").mkdir()
     (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
     for marker in (".installed", ".installed-dev"):
@@ -45,19 +50,24 @@ def make_checkout(folder: Path) -> None:
 
 
 def run_page(page: Path, folder: Path, names: dict[str, Any], *, slow: bool) -> int:
-    """Run the blocks of a page in order and compare outputs; returns how many were run."""
+    """Run the blocks of a page in order in a folder like a checkout, and compare outputs; returns how many were run."""
     make_checkout(folder)
-    count, printed = 0, None
     with contextlib.chdir(folder):
-        for block in blocks(page):
-            if block.is_output:
-                if printed is not None:
-                    assert _trimmed(printed) == _trimmed(block.text), f"{block}: prints\n{printed}"
-            elif block.runs and (slow or not block.slow):
-                printed = _run(block, names)
-                count += 1
-            elif block.runs:
-                printed = None
+        return run_blocks(page, names, slow=slow)
+
+
+def run_blocks(page: Path, names: dict[str, Any], *, slow: bool) -> int:
+    """The same in the working folder."""
+    count, printed = 0, None
+    for block in blocks(page):
+        if block.is_output:
+            if printed is not None:
+                assert _trimmed(printed) == _trimmed(block.text), f"{block}: prints\n{printed}"
+        elif block.runs and (slow or not block.slow):
+            printed = _run(block, names)
+            count += 1
+        elif block.runs:
+            printed = None
     return count
 
 
@@ -67,8 +77,13 @@ def _run(block: Block, names: dict[str, Any]) -> str:
         with contextlib.redirect_stdout(printed):
             exec(compile(block.text, str(block), "exec"), names)  # noqa: S102  (the documentation's own code)
         return printed.getvalue()
+    return run_command(block.text, str(block))
+
+
+def run_command(text: str, where: str) -> str:
+    """What commands print that are typed in a shell; they have to end well."""
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.text],
+        ["bash", "-euo", "pipefail", "-c", text],
         env={
             # Test runners set the width of their own terminal.
             **{name: value for name, value in os.environ.items() if name != "COLUMNS"},
@@ -80,7 +95,7 @@ def _run(block: Block, names: dict[str, Any]) -> str:
         timeout=_LONGEST_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{block}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
