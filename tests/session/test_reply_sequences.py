@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niss.protocol import Reveal, Upload, curve, decode, encode, repair, signed_part
-from niss.protocol.committee import coefficients, cut
+from niss.protocol.committee import coefficients
 from niss.session.ports import Reply, Request, Stage, sign_refusal
 from niss.session.server import drive
 from session.scene import COORDINATES, Scene, update_of
@@ -64,7 +64,7 @@ class Liar:
         if not isinstance(message, Reveal):
             return reply
         false = (
-            replace(one, points=b"".join(change(one.seat, point) for point in cut(one.points)))
+            replace(one, points=b"".join(change(one.seat, point) for point in curve.cut(one.points)))
             for one in message.partials
         )
         return self.signed(reply, partials=tuple(false))
@@ -178,7 +178,7 @@ def partials_that_make_zero(liar: Liar, request: Request, reply: Reply, pick: in
 
     def zero(seat: int, point: bytes) -> bytes:
         theirs = {
-            number: cut(next(part.points for part in said[number].partials if part.seat == seat))[0]
+            number: curve.cut(next(part.points for part in said[number].partials if part.seat == seat))[0]
             for number in first
             if number != mine
         }
