@@ -35,7 +35,7 @@ from support.protocol_round import NOISY, CarriedFederation, schedule
 from support.what_left import COORDINATES, SIZE, Held, assessing, opened_with, rounded_variance, spoilt
 
 NAMES = [field.name for field in fields(Terms)]
-DEGREES = (1.0, 1.5, 2.0, 3.0, 6.0)
+DEGREES = (1, 2, 3, 6)
 
 
 def honest(colluders: int) -> list[Terms]:

@@ -329,12 +329,15 @@ def score(
 def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     """Inside, the module is in train() or eval() mode; afterwards every submodule has its own mode back."""
     before = [(part, part.training) for part in module.modules()]
-    module.train(training)
+    # Flags are set where they differ alone: torch takes long to set one, and a client may have few steps.
+    if any(flag != training for _, flag in before):
+        module.train(training)
     try:
         yield
     finally:
         for part, flag in before:
-            part.training = flag
+            if part.training != flag:
+                part.training = flag
 
 
 @contextmanager

@@ -21,11 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from niss.learning.cohort import Cohort, Job, Problem, TakeUpdates, numbers_by_start, why_not_stacked
 from niss.learning.cpu.formulations import (
     MOST_CLIENTS,
+    ChannelsLastLoop,
     CnnLoop,
     GroupLoop,
     MlpGroups,
@@ -45,7 +47,7 @@ from niss.learning.local import (
     torch_threads,
     velocity_like,
 )
-from niss.learning.models import Cnn, Mlp
+from niss.learning.models import Cnn, Mlp, ResNet
 from niss.learning.stackable import as_function
 
 # Layers of few and small products, where one call for many clients saves time. Convolutions are faster one client at
@@ -118,6 +120,10 @@ def choose_formulation(problem: Problem) -> PlainLoop:
         return MlpGroups(problem)
     if problem.built is Cnn:
         return CnnLoop(problem)
+    if type(problem.module) in (Cnn, ResNet) and not any(
+        isinstance(part, _DropoutNd) for part in problem.module.modules()
+    ):
+        return ChannelsLastLoop(problem)  # Masks of Dropout would be drawn in another order.
     stacked = VmapGroups(problem)
     if stacked.largest_group < MOST_CLIENTS:
         return PlainLoop(problem, "the module is too large to gain from stacking on a CPU")

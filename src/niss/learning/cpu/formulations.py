@@ -74,6 +74,22 @@ class PlainLoop:
             row.copy_(self.problem.update_of(job, work))
 
 
+@dataclass(frozen=True)
+class ChannelsLastLoop(PlainLoop):
+    """The reference with weights of convolutions that lie channels-last, which brings their outputs into that order.
+
+    Of a network whose layers are known to take it and to gain: 1.15 times on a ResNet-14, 1.4 on a CNN with tanh. A
+    module of the user's may lose (0.85 with depthwise convolutions), or refuse where it calls `view`.
+    """
+
+    def __post_init__(self) -> None:
+        self.problem.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def name(self) -> str:
+        return "plain loop, one client at a time, channels-last"
+
+
 class GroupLoop(PlainLoop):
     """A formulation that gains from many clients at once, as long as their weights fit into the cache."""
 
