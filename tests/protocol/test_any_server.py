@@ -426,25 +426,6 @@ def test_the_charge_covers_what_left_the_client_over_many_runs() -> None:
     explore(400, 20, seeded=False)
 
 
-@pytest.mark.parametrize("when", ["next", "version", "run"])
-def test_the_same_list_again_shows_nothing_of_whoever_was_called_dropped(when: str) -> None:
-    """What the machine above has to find: one client is not told of a round, and is told alone of the same list."""
-    machine = AnyServer()
-    machine.start(1, 0)
-    base = planned(SIZE, "repair", 7.0, 0)
-    opened = machine.clients.opening(list(range(SIZE)), replace(base, round=2), {})
-    assert opened is not None
-    held = machine.server.open(opened, range(1, SIZE))
-    assert held is not None
-    machine.server.repair(held)
-    assert len(machine.server.pool.edges) == SIZE - 1
-    machine.when = (2, 0)
-    machine.list_again(5, "tolerate", when)
-    assert [list(one.uploads) for one in machine.server.held.values()][-1] == [0]
-    machine.charged_for_what_left()
-    machine.teardown()
-
-
 @pytest.mark.parametrize(("mode", "checked"), [("tolerate", True), ("repair", True), ("tolerate", False)])
 def test_a_made_up_key_is_refused_by_whoever_shares_with_it_and_shows_nothing_of_the_others(
     mode: str, checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,6 @@ with all that colluders make of their own pieces. What is left to protect an hon
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -145,35 +144,6 @@ def graded(scene: Scene, victim: int, rng: random.Random) -> Story:
     return story
 
 
-def split(scene: Scene, victim: int, rng: random.Random) -> Story:
-    """A few stories, each without another client or two, the victim and its neighbours first of all."""
-    near = [victim, *scene.agreed.neighbours(victim)]
-    dropped = scene.agreed.terms.dropped
-    stories = [
-        scene.without(*rng.sample(near, rng.randrange(dropped + 1))) for _ in range(rng.randrange(2, 6))
-    ]
-    share = rng.random()
-
-    def story(_: int) -> list[Survivors]:
-        first = stories[0] if rng.random() < share else rng.choice(stories)
-        return [first, *rng.sample(stories, 2)]
-
-    return story
-
-
-def regional(scene: Scene, victim: int, rng: random.Random) -> Story:
-    """Each neighbour of the victim is called dropped in its own neighbourhood, the victim's others excepted."""
-    near = scene.agreed.neighbours(victim)
-    rng.shuffle(near)
-
-    def story(seat: int) -> list[Survivors]:
-        targets = [one for one in near if one != seat and seat in scene.agreed.neighbours(one)]
-        return [scene.without(*targets[:1])] if seat != victim else [scene.without(near[0])]
-
-    return story
-
-
-STRATEGIES = (graded, split, regional)
 SCENES: list[tuple[int, float, int, dict[str, Any]]] = [
     (8, 7.0, 0, {}),
     (10, 9.0, 2, {}),
@@ -184,40 +154,18 @@ SCENES: list[tuple[int, float, int, dict[str, Any]]] = [
 ]
 
 
-def worst_of(scene: Scene, tries: int, label: str) -> tuple[float, int, int]:
-    """The least that any strategy left of what was charged, how many edges and how many masks it took."""
-    rng = random.Random(label)
-    worst, edges, masks = math.inf, 0, 0
-    honest = [seat for seat in range(scene.size) if seat not in scene.colluders]
-    for number in range(tries):
-        strategy = STRATEGIES[number % len(STRATEGIES)]
-        held = scene.attack(strategy(scene, rng.choice(honest), rng))
-        worst = min(worst, float(scene.left(held).min()) / scene.charged)
-        edges = max(edges, len(scene.edges(held)))
-        masks = max(masks, len(scene.masks(held)))
-    return worst, edges, masks
-
-
+@pytest.mark.parametrize("label", ["a", pytest.param("b", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("size", "neighbours", "colluders", "changes"), SCENES)
 def test_no_story_strips_a_client_below_what_it_was_charged(
-    size: int, neighbours: float, colluders: int, changes: dict[str, Any]
-) -> None:
-    scene = Scene(size, neighbours, colluders, **changes)
-    worst, edges, masks = worst_of(scene, 6, f"strategies {size} {neighbours} {colluders}")
-    assert worst >= 1.0 - 1e-9
-    # The strategies do get something, or this would show nothing.
-    assert edges or masks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label", ["a", "b", "c"])
-@pytest.mark.parametrize(("size", "neighbours", "colluders", "changes"), SCENES)
-def test_no_story_of_many(
     size: int, neighbours: float, colluders: int, changes: dict[str, Any], label: str
 ) -> None:
-    scene = Scene(size, neighbours, colluders, label=label, **changes)
-    worst, _, _ = worst_of(scene, 60, f"many {label}")
-    assert worst >= 1.0 - 1e-9
+    """Stories without a plan, and more than two of them, are told in `test_any_server`."""
+    scene, rng = Scene(size, neighbours, colluders, label=label, **changes), random.Random(label)
+    honest = sorted(set(range(size)) - scene.colluders)
+    got = [scene.attack(graded(scene, victim, rng)) for victim in rng.sample(honest, 6)]
+    assert min(float(scene.left(held).min()) for held in got) >= scene.charged * (1.0 - 1e-9)
+    # The strategy does get something, or this would show nothing.
+    assert any(held.combined for held in got)
 
 
 def test_a_true_repair_reaches_what_was_charged() -> None:

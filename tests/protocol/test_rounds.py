@@ -27,19 +27,22 @@ from support.protocol_round import (
     schedule,
 )
 
+ROUNDS: list[tuple[int, dict[str, Any], tuple[int, ...]]] = [
+    *((3 + seed % 6, {"neighbours": float(1 + seed % 4)}, ()) for seed in range(100)),
+    *((5, {"modulus_bits": bits}, ()) for bits in (32, 64)),
+    *(
+        (9, {"mode": "repair", "neighbours": 6.0, "revealed": 8, "dropped": 3}, absent)
+        for absent in ((), (0,), (1, 5), (2, 3, 4))
+    ),
+]
 
-@pytest.mark.parametrize("seed", range(100))
-def test_without_drops_and_distortion_the_sum_is_exact_to_the_last_bit(seed: int) -> None:
-    federation = Federation(3 + seed % 6, f"exact {seed}")
-    outcome, exact = federation.play(federation.terms(neighbours=float(1 + seed % 4)))
-    assert outcome.exact
-    np.testing.assert_array_equal(outcome.total, exact)
 
-
-@pytest.mark.parametrize("bits", [32, 64])
-def test_a_smaller_modulus_sums_alike(bits: int) -> None:
-    federation = Federation(5)
-    outcome, exact = federation.play(federation.terms(modulus_bits=bits))
+@pytest.mark.parametrize("number", range(len(ROUNDS)))
+def test_without_drops_or_repaired_the_sum_is_exact_to_the_last_bit(number: int) -> None:
+    size, terms, absent = ROUNDS[number]
+    federation = Federation(size, f"exact {number}")
+    outcome, exact = federation.play(federation.terms(**terms), absent=absent)
+    assert outcome.exact, outcome
     np.testing.assert_array_equal(outcome.total, exact)
 
 
@@ -84,15 +87,6 @@ def test_tolerating_a_drop_leaves_its_shares_and_says_so() -> None:
     assert outcome.uncancelled == 6
     assert outcome.extra_variance == pytest.approx(6 * 0.5)
     assert abs(np.var(outcome.total - exact) / outcome.extra_variance - 1.0) < 0.07
-
-
-@pytest.mark.parametrize("absent", [(), (0,), (1, 5), (2, 3, 4)])
-def test_a_repaired_round_is_exact(absent: tuple[int, ...]) -> None:
-    federation = Federation(9, f"repair {absent}")
-    terms = federation.terms(mode="repair", neighbours=6.0, revealed=8, dropped=3)
-    outcome, exact = federation.play(terms, absent=absent)
-    assert outcome.exact, outcome
-    np.testing.assert_array_equal(outcome.total, exact)
 
 
 @pytest.mark.parametrize("absent", [(), (7,)])
@@ -150,14 +144,17 @@ def test_only_members_of_the_committee_speak_twice_and_the_others_forget_at_once
 
 def test_no_attempt_is_answered_twice_not_even_after_a_restart() -> None:
     federation = Federation(4)
-    opened = federation.open()
-    update = federation.updates()[0]
+    opened, update = federation.open(), federation.updates()[0]
     seat = federation.seats[0]
-    seat.client.upload(opened, update, federation.entropy)
-    with pytest.raises(RemoteProtocolError, match="answered before"):
-        seat.client.upload(opened, update, federation.entropy)
-    with pytest.raises(RemoteProtocolError, match="answered before"):
-        seat.restart().upload(opened, update, federation.entropy)
+    seat.client.accept(opened, federation.entropy)
+    with pytest.raises(LocalProtocolError, match="shape"):
+        seat.client.answer(update[1:], federation.entropy)
+    seat.client.answer(update, federation.entropy)
+    for client in (seat.client, seat.restart()):
+        with pytest.raises(LocalProtocolError, match="no round has been accepted"):
+            client.answer(update, federation.entropy)
+        with pytest.raises(RemoteProtocolError, match="answered before"):
+            client.upload(opened, update, federation.entropy)
     assert len(seat.charges) == 1
 
 
@@ -249,23 +246,6 @@ def test_prekeys_are_erased_when_the_round_is_over() -> None:
     assert number in client._prekeys
     client.close_round()
     assert number not in client._prekeys
-
-
-def test_a_round_that_was_accepted_is_answered_once_and_not_after_a_restart() -> None:
-    federation = Federation(4)
-    opened, update = federation.open(), federation.updates()[0]
-    seat = federation.seats[0]
-    seat.client.accept(opened, federation.entropy)
-    with pytest.raises(LocalProtocolError, match="shape"):
-        seat.client.answer(update[1:], federation.entropy)
-    assert seat.client.answer(update, federation.entropy).seat is not None
-    with pytest.raises(LocalProtocolError, match="no round has been accepted"):
-        seat.client.answer(update, federation.entropy)
-    again = seat.restart()
-    with pytest.raises(RemoteProtocolError, match="answered before"):
-        again.accept(opened, federation.entropy)
-    with pytest.raises(LocalProtocolError, match="no round has been accepted"):
-        again.answer(update, federation.entropy)
 
 
 def test_whoever_enrols_a_client_again_and_again_does_not_fill_its_disk() -> None:

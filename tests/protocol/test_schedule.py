@@ -19,7 +19,7 @@ from niss.mechanism.noise import Noise
 from niss.protocol.agreement import participants_hash, previous_of
 from niss.protocol.keys import _prekey_statement, _signed_link
 from niss.protocol.messages import Participant, RoundCohorts, RoundOpen, Terms, decode, encode
-from niss.protocol.schedule import Schedule, check_cohorts
+from niss.protocol.schedule import Schedule
 from niss.settings import check_json
 from support.protocol_round import NOISY, CarriedFederation, changed, covered, repairing, resigned, schedule
 
@@ -176,7 +176,7 @@ def test_doubles_are_refused_behind_the_wire_too() -> None:
     people = scene.around.following
     double = replace(scene.around, following=(people[0], people[0], *people[2:]))
     with pytest.raises(RemoteProtocolError, match="listed twice"):
-        check_cohorts(scene.opened, double, None, anchor=bytes(32), holder=bytes(32))
+        federation.policy.check_cohorts(scene.opened, double)
 
 
 def test_a_next_cohort_of_strangers_is_refused_by_who_trusts_listed_ones() -> None:

@@ -29,7 +29,7 @@ from niss.mechanism import clip_l2
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree, commitment_of, pack, survivors_hash
 from niss.protocol.curve import Entropy, Secret, SecretBytes
-from niss.protocol.keys import Identity, PrekeyStore, check_prekey, link_of, verify, verify_beacon
+from niss.protocol.keys import Identity, PrekeyStore, check_prekey, link_of, verify
 from niss.protocol.messages import (
     Prekey,
     Reveal,
@@ -41,7 +41,7 @@ from niss.protocol.messages import (
     signed_part,
 )
 from niss.protocol.repair import dropped_after, dropped_before, vote
-from niss.protocol.schedule import Policy, check_cohorts
+from niss.protocol.schedule import Policy
 from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_batch, round_update
 
 
@@ -366,12 +366,9 @@ class Client:
         self, agreed: Agreed, current: CurrentRound, request: RevealRequest, private: SecretBytes
     ) -> Reveal:
         """Asked once more, after the next round: what takes out the shares carried to those who dropped out of it."""
-        policy = self.policy
-        if current.verdict is None or policy.schedule is None:
+        if current.verdict is None:
             raise RemoteProtocolError("this client has given no part for its own round yet")
-        gone = dropped_after(
-            agreed, request.verdict, policy.schedule, anchor=policy.anchor, holder=policy.holder
-        )
+        gone = dropped_after(agreed, request.verdict, self.policy)
         lost = committee.lost_edges(agreed, request.survivors, after=gone)
         given = committee.take_apart(agreed, current.seat, list(lost), request.pieces)
         partials = committee.answer(agreed, current.seat, private, lost, given, masks=False)
@@ -410,16 +407,11 @@ class Client:
                 f"the round has {size} participants; this client requires at least {policy.participants}"
             )
         seat = self._find_seat(opened)
-        verify_beacon(
-            opened.beacon,
-            commitment_of(terms, opened.participants, () if cohorts is None else cohorts.following),
-            expected=link_of(terms.round, terms.attempt),
-            anchor=policy.anchor,
-            holder=policy.holder,
-            after=0 if last is None else link_of(*last),
-        )
+        commitment = commitment_of(terms, opened.participants, () if cohorts is None else cohorts.following)
+        seen = 0 if last is None else link_of(*last)
+        policy.check_link(opened.beacon, commitment, terms.round, terms.attempt, after=seen)
         if cohorts is not None:
-            check_cohorts(opened, cohorts, policy.trusted, anchor=policy.anchor, holder=policy.holder)
+            policy.check_cohorts(opened, cohorts)
         agreed = agree(opened)
         for one in agreed.relied_on(seat):
             check_prekey(one.prekey, one.identity)
@@ -433,14 +425,9 @@ class Client:
 
     def _find_seat(self, opened: RoundOpen) -> int:
         """Where this client sits, in a list without strangers and with a prekey of its own that is still unused."""
-        identities = [one.identity for one in opened.participants]
-        if len(set(identities)) != len(identities):
-            raise RemoteProtocolError("a participant is listed twice")
-        if self.public not in identities:
+        if self.public not in self.policy.check_list(opened.participants):
             raise RemoteProtocolError("this client is not among the participants")
-        if self.policy.trusted is not None and not self.policy.trusted.issuperset(identities):
-            raise RemoteProtocolError("a participant is not among the identities this client trusts")
-        seat = identities.index(self.public)
+        seat = [one.identity for one in opened.participants].index(self.public)
         number, current = opened.participants[seat].prekey.number, self._memory.current
         if number not in self._prekeys or (current is not None and current.prekey == number):
             raise RemoteProtocolError("this client is listed with a prekey that it does not hold (any more)")

@@ -34,6 +34,7 @@ import hashlib
 import hmac
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from niss.errors import RemoteProtocolError
@@ -130,6 +131,17 @@ def coefficients(places: tuple[int, ...], at: int) -> tuple[int, ...]:
         for place in places
     ]
     return tuple(above * pow(below, -1, ORDER) % ORDER for above, below in whole)
+
+
+@lru_cache(maxsize=4_096)
+def small_coefficients(places: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Lagrange's at 0 as fractions with one denominator, which are much shorter than numbers modulo L."""
+    whole = [
+        math.prod((Fraction(other, other - place) for other in places if other != place), start=Fraction(1))
+        for place in places
+    ]
+    shared = math.lcm(*(one.denominator for one in whole))
+    return tuple(int(one * shared) for one in whole), shared
 
 
 def commitments(agreed: Agreed, pieces: bytes) -> list[bytes]:
@@ -388,7 +400,8 @@ def combine(said: Mapping[int, bytes], *, known: bool = False) -> list[bytes]:
     """
     places = tuple(sorted(said))
     rows = zip(*(curve.cut(said[place]) for place in places), strict=True)
-    found = sums(coefficients(places, 0), b"".join(part for row in rows for part in row), known=known)
+    numbers, denominator = small_coefficients(places)
+    found = sums(numbers, b"".join(part for row in rows for part in row), known=known)
     if curve.ZERO in found:
         raise RemoteProtocolError("the partials make zero together")
-    return found
+    return found if denominator == 1 else sums([pow(denominator, -1, ORDER)], b"".join(found), known=True)

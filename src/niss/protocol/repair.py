@@ -57,9 +57,9 @@ from niss.protocol.committee import (
     open_seals,
 )
 from niss.protocol.curve import Secret, SecretBytes
-from niss.protocol.keys import Identity, link_of, verify, verify_beacon
+from niss.protocol.keys import Identity, verify
 from niss.protocol.messages import Beacon, Participant, Reveal, Terms, Upload, Verdict, Vote
-from niss.protocol.schedule import Schedule
+from niss.protocol.schedule import Policy
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, add_gaussians
 
@@ -117,26 +117,18 @@ def dropped_before(agreed: Agreed, verdict: Verdict | None) -> tuple[int, ...]:
     return _dropped(verdict, previous.participants, previous.terms, opened.terms)
 
 
-def dropped_after(
-    agreed: Agreed, verdict: Verdict | None, schedule: Schedule, *, anchor: bytes, holder: bytes
-) -> tuple[int, ...]:
+def dropped_after(agreed: Agreed, verdict: Verdict | None, policy: Policy) -> tuple[int, ...]:
     """The seats that the verdict of the next round calls dropped; else as in `dropped_before`.
 
     Of that round this one knows the participants and the terms; that its beacon is the next link, let out for them, is
     checked here.
     """
-    after, terms = agreed.after, agreed.terms
-    if verdict is None or after is None:
+    after, terms, schedule = agreed.after, agreed.terms, policy.schedule
+    if verdict is None or after is None or schedule is None:
         raise RemoteProtocolError("there is no verdict of the next round, or no next round")
     following = terms_hash(schedule.terms(terms.run, terms.round + 1))
-    verify_beacon(
-        verdict.beacon,
-        participants_hash(after.receivers) + following + verdict.following,
-        expected=link_of(terms.round + 1, 0),
-        anchor=anchor,
-        holder=holder,
-        after=agreed.opened.beacon.index,
-    )
+    announced = participants_hash(after.receivers) + following + verdict.following
+    policy.check_link(verdict.beacon, announced, terms.round + 1, after=agreed.opened.beacon.index)
     return _dropped(verdict, after.receivers, following, terms)
 
 

@@ -34,7 +34,16 @@ from niss.mechanism.grid import MAX_BITS
 from niss.mechanism.noise import Noise, colluders_among
 from niss.protocol.agreement import participants_hash
 from niss.protocol.keys import link_of, verify_beacon
-from niss.protocol.messages import MODES, MODULI, CarryTerms, Participant, RoundCohorts, RoundOpen, Terms
+from niss.protocol.messages import (
+    MODES,
+    MODULI,
+    Beacon,
+    CarryTerms,
+    Participant,
+    RoundCohorts,
+    RoundOpen,
+    Terms,
+)
 
 MOST_ROUNDS = 2_000
 """What a run costs is computed from a matrix of its rounds: longer ones are refused before that."""
@@ -192,48 +201,6 @@ class Schedule:
         return cohorts
 
 
-def check_cohorts(
-    opened: RoundOpen,
-    cohorts: RoundCohorts,
-    trusted: frozenset[bytes] | None,
-    *,
-    anchor: bytes,
-    holder: bytes,
-) -> None:
-    """Refuse neighbouring rounds with strangers, doubles or false prekeys, and a round that was not announced.
-
-    This round must be the one that the beacon of the round before was let out for; the rest is as in the client's
-    `Policy`.
-    """
-    here = {one.identity for one in opened.participants}
-    _check_list(cohorts.following, here, trusted)
-    if (previous := cohorts.previous) is None:
-        return
-    _check_list(previous.participants, here, trusted)
-    verify_beacon(
-        previous.beacon,
-        participants_hash(previous.participants) + previous.terms + participants_hash(opened.participants),
-        expected=link_of(opened.terms.round - 1, 0),
-        anchor=anchor,
-        holder=holder,
-        after=0,
-    )
-
-
-def _check_list(
-    participants: tuple[Participant, ...], here: set[bytes], trusted: frozenset[bytes] | None
-) -> None:
-    identities = {one.identity for one in participants}
-    if len(identities) != len(participants):
-        raise RemoteProtocolError("a participant of a neighbouring round is listed twice")
-    if identities & here:
-        raise RemoteProtocolError("a participant is listed in two rounds that follow one another")
-    if trusted is not None and not identities <= trusted:
-        raise RemoteProtocolError(
-            "a participant of a neighbouring round is not among the identities this client trusts"
-        )
-
-
 @dataclass(frozen=True)
 class Policy:
     """What a client insists on, whatever the server proposes.
@@ -313,6 +280,36 @@ class Policy:
             raise RemoteProtocolError(
                 "the noise shares are not as strong as the plan says", hint="use the kappa of the plan"
             )
+
+    def check_link(
+        self, beacon: Beacon, commitment: bytes, round_number: int, attempt: int = 0, *, after: int = 0
+    ) -> None:
+        """Refuse what is not this attempt's link, let out by the run's holder for just that; `verify_beacon`."""
+        expected, holder = link_of(round_number, attempt), self.holder
+        verify_beacon(beacon, commitment, expected=expected, anchor=self.anchor, holder=holder, after=after)
+
+    def check_list(self, participants: tuple[Participant, ...], where: str = "") -> set[bytes]:
+        """Refuse doubles, and strangers if it trusts listed identities alone; returns the identities."""
+        identities = {one.identity for one in participants}
+        if len(identities) != len(participants):
+            raise RemoteProtocolError(f"a participant{where} is listed twice")
+        if self.trusted is not None and not identities <= self.trusted:
+            raise RemoteProtocolError(f"a participant{where} is not among the identities this client trusts")
+        return identities
+
+    def check_cohorts(self, opened: RoundOpen, cohorts: RoundCohorts) -> None:
+        """Refuse neighbouring rounds with strangers or doubles, and a round that was not announced.
+
+        This round must be the one that the beacon of the round before was let out for.
+        """
+        here, previous = {one.identity for one in opened.participants}, cohorts.previous
+        for listed in (cohorts.following, () if previous is None else previous.participants):
+            if here & self.check_list(listed, " of a neighbouring round"):
+                raise RemoteProtocolError("a participant is listed in two rounds that follow one another")
+        if previous is not None:
+            announced = participants_hash(previous.participants) + previous.terms
+            announced += participants_hash(opened.participants)
+            self.check_link(previous.beacon, announced, opened.terms.round - 1)
 
     def colluders(self, participants: int) -> int:
         """How many of a round's participants it assumes to help the server."""
