@@ -35,7 +35,7 @@ from support.protocol_round import NOISY, CarriedFederation, schedule
 from support.what_left import COORDINATES, SIZE, Held, assessing, opened_with, rounded_variance, spoilt
 
 NAMES = [field.name for field in fields(Terms)]
-DEGREES = (1, 2, 3, 6)
+DEGREES = (1.0, 1.5, 2.0, 3.0, 6.0)
 
 
 def honest(colluders: int) -> list[Terms]:
@@ -46,13 +46,14 @@ def honest(colluders: int) -> list[Terms]:
             clip=1.0,
             epsilon=3.0,
             kappa=2.0,
-            neighbours=degree,
+            neighbours=math.ceil(degree),
             collusion=colluders / SIZE,
             # So rarely that in a million rounds none loses two.
             dropout=1e-4,
             mode=mode,
         )
-        found.append(make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1))
+        terms = make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1)
+        found.append(replace(terms, neighbours=degree))
     return found
 
 

@@ -43,7 +43,7 @@ SIZE, COORDINATES = 8, 3
 COLLUDER = SIZE - 1
 BUDGET = 2.5
 SPOILT = [field.name for field in fields(Terms) if field.name not in ("run", "round", "attempt", "mode")]
-DEGREES = (1, 1, 2, 2, 3, 7)
+DEGREES = (1.0, 1.0, 1.5, 2.0, 3.0, 7.0)
 
 seats = st.integers(0, SIZE - 1)
 some_seats = st.sets(seats, max_size=3)
@@ -51,20 +51,21 @@ picks = st.integers(0, 1_000)
 
 
 @lru_cache(maxsize=256)
-def planned(size: int, mode: str, degree: int, colluders: int) -> Terms:
+def planned(size: int, mode: str, degree: float, colluders: int) -> Terms:
     """The terms of an honest server; with `repair`, for one dropout of as many as can be repaired."""
     size = max(size, 4) if mode == "repair" else size
     plan = Plan(
         clip=1.0,
         epsilon=3.0,
         kappa=4.0,
-        neighbours=min(degree, size - 1),
+        neighbours=min(math.ceil(degree), size - 1),
         collusion=colluders / size,
         # So rarely that in a million rounds none loses two.
         dropout=1e-4,
         mode=mode,
     )
-    return make_terms(plan, participants=size, coordinates=COORDINATES, run=b"run", number=1)
+    terms = make_terms(plan, participants=size, coordinates=COORDINATES, run=b"run", number=1)
+    return replace(terms, neighbours=min(degree, size - 1.0))
 
 
 class Clients(Federation):
@@ -254,7 +255,7 @@ class AnyServer(RuleBasedStateMachine):
     def open(
         self,
         mode: str,
-        degree: int,
+        degree: float,
         tilt: float,
         spoil: list[tuple[str, int]],
         missing: set[int],
@@ -298,8 +299,8 @@ class AnyServer(RuleBasedStateMachine):
                 self.server.open(opened, some, dying=dying)
 
     @precondition(lambda self: self.rounds < 5)
-    @rule(degree=st.sampled_from([2, 7, 7]), deaf=seats)
-    def open_to_all_but_one(self, degree: int, deaf: int) -> None:
+    @rule(degree=st.sampled_from([2.0, 7.0, 7.0]), deaf=seats)
+    def open_to_all_but_one(self, degree: float, deaf: int) -> None:
         """A round of an honest server but for that: so that something comes out of its repair."""
         self.rounds += 1
         self.when = (self.when[0] + 1, 0)
