@@ -92,7 +92,7 @@ def demo_table(folder: Path, name: str = "demo") -> str:
         method, held = design.EVERYONE[cell.labels["method"]], _claim(cell, cell.epsilon_joint)
         trusted = KINDS[method.kind].trusts.format(clients="all silos" if name == "silos" else "all clients")
         if method.trusting:
-            trusted, held = f"{trusted} (ε is {held} against others)", NO_GUARANTEE
+            trusted, held = f"{trusted} (ε {held} against others)", NO_GUARANTEE
         rows.append(
             {
                 "Method": method.name,

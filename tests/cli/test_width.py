@@ -9,10 +9,12 @@ import pytest
 from niss.accounting import outlook
 from niss.cli.services import list_command
 from niss.cli.terminal import RoundProgress, print_aligned, print_sentence, print_table, results, width_asked
+from niss.methods import METHODS
+from niss.report.summary import RESULTS
 
 HEADER = ("Method", "Accuracy", "ε against the server", "Noise in a round, measured", "Who is trusted")
 ROWS = [
-    ("central-dp", "86.6 %", "no guarantee", "7.24e-5", "the server (ε is 3.00 against others)"),
+    ("central-dp", "86.6 %", "no guarantee", "7.24e-5", "the server (ε 3.00 against others)"),
     ("niss-as-printed", "88.6 %", "no guarantee", "2.02e-16", "–"),
 ]
 
@@ -31,6 +33,17 @@ def test_no_cell_is_cut_at_any_width(width: int, capsys: Any) -> None:
         assert all(cell in printed for cell in row), (width, printed)
     # Below this even one line of a block is longer than the window, and the terminal breaks it.
     assert max(map(len, printed.splitlines())) <= width or width < 80
+
+
+def test_the_results_of_the_demo_are_a_table_at_80_columns(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    compared = ("fedavg", "central-dp", "niss-carried", "niss", "dp-fedavg")
+    trusted = [METHODS[name].trusts.format(clients="all clients") for name in compared]
+    longest = max([*trusted, "the server (ε 3.00 against others)"], key=len)
+    print_table(RESULTS, [("niss-as-printed", "88.6 %", "no guarantee", longest)], left=(0, 3))
+    lines = capsys.readouterr().out.splitlines()
+    assert "┃" in lines[0]
+    assert max(map(len, lines)) <= 80
 
 
 def test_columns_decides_in_a_pipe_too(monkeypatch: Any) -> None:

@@ -69,7 +69,7 @@ def test_the_page_says_what_was_measured_and_where_it_comes_from(demo: Path) -> 
         "versions.torch",
         "sha256:ab12",
         "seed",
-        "the server (ε is 3.00 against others)",
+        "the server (ε 3.00 against others)",
     ):
         assert said in text, said
     assert "Unfinished" not in text

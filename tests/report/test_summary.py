@@ -168,7 +168,7 @@ def test_rows_are_formatted_for_reading(demo: Path) -> None:
     results = {row[0]: row[1:] for row in summary_rows(report).rows}
     assert results == {
         "fedavg": ("85.0 %", "not private", "all who see the updates"),
-        "central-dp": ("84.0 %", "no guarantee", "the server (ε is 3.00 against others)"),
+        "central-dp": ("84.0 %", "no guarantee", "the server (ε 3.00 against others)"),
         "dp-fedavg": ("21.0 %", "3.00", "nobody"),
         "niss-kappa-1": ("79.2 %", "3.00", "all clients not to help the server"),
         "niss-kappa-4": ("82.1 %", "3.00", "all clients not to help the server"),
@@ -290,7 +290,7 @@ def test_page_table_and_finding_show_the_same_digits(folder: Path) -> None:
     results, noise = ({row[0]: row for row in table(report).rows} for table in (summary_rows, noise_rows))
     assert (results["niss-kappa-4"][2], noise["niss-kappa-4"][-1]) == ("7.98", "2.35")
     assert (results["central-dp"][2], noise["central-dp"][-1]) == ("no guarantee", "no guarantee")
-    assert "ε is 7.98 against others" in results["central-dp"][3]
+    assert "ε 7.98 against others" in results["central-dp"][3]
     words = " ".join([finding(report), *caveats(report)])
     assert set(_NUMBERS.findall(words)) == {"7.98"}
 

@@ -58,7 +58,7 @@ def who_is_trusted(method: MethodResult) -> str:
     )
     words = known.trusts.format(clients=honest)
     if method.trusts_the_server and method.epsilon_joint is not None:
-        words += f" (ε is {rounded_up(method.epsilon_joint)} against others)"
+        words += f" (ε {rounded_up(method.epsilon_joint)} against others)"
     return words
 
 
