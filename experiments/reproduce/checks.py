@@ -204,16 +204,20 @@ def _copies(result: Result) -> Iterator[Fault]:
         for other in np.flatnonzero(same > COPIED) + number + 1:
             twin = cells[int(other)]
             part = float(same[other - number - 1])
-            if part > most and not _may_agree(cell, twin, part):
+            if part > most and not _may_agree(cell, twin, part, most == NEARLY_ALL):
                 yield Fault("seeds", _where(result, cell.id), f"has the curve of {twin.id}")
 
 
-def _may_agree(one: Cell, other: Cell, part: float) -> bool:
-    """Runs of one seed without noise in the sum; trials whose rate times clip is the same agree in many rounds."""
+def _may_agree(one: Cell, other: Cell, part: float, few: bool) -> bool:
+    """Runs of one seed without noise in the sum; trials whose rate times clip is the same agree in many rounds.
+
+    On a few hundred records, runs of one method and seed whose noise is nearly as large agree everywhere.
+    """
     if one.labels.get("seed") != other.labels.get("seed"):
         return False
     bare = max(one.aggregate_variance, other.aggregate_variance) < 1e-12
-    return bare or ("seed" not in one.labels and part < 0.6)
+    alike = part > NEARLY_ALL and one.labels["method"] == other.labels["method"] and few
+    return bare or alike or ("seed" not in one.labels and part < 0.6)
 
 
 def _copies_elsewhere(records: Iterable[Record[Any]]) -> Iterator[Fault]:

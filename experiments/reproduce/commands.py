@@ -350,6 +350,8 @@ def verify(options: VerifyOptions) -> None:
         say(f"running {options.rerun} cells again, each in about {options.rerun_seconds:g} s or less")
         again = list(rerun_some(folder, options.rerun, options.rerun_seconds))
         faults += [Fault("rerun", one.where, one.detail) for one in again if not one.agrees]
+        if len(again) < options.rerun:
+            say(f"only {len(again)} cells take that long or less: --rerun-seconds allows more")
     if options.as_json:
         print_json(
             {

@@ -135,7 +135,6 @@ def titled(*parts: str) -> str:
         "gru": "GRU",
         "resnet": "ResNet",
         "breast-cancer": "Breast cancer",
-        "digits": "Digits",
     }
     return ", ".join(words.get(part, part) for part in parts)
 

@@ -231,8 +231,9 @@ def _shared_noise(run: Run) -> Found:
     if not least * predicted <= cell.aggregate_variance <= most * predicted:
         yield "noise", f"the sum carries {cell.aggregate_variance:.5g}, by its epsilons {predicted:.5g}"
     gone = math.ceil(variant.rho * size - 1e-9)
-    # Against colluders it differs from graph to graph: the sum has its mean, the marginal view the least of it.
-    share = float(f"{(cell.aggregate_variance / size if variant.rho else residual) / own:.5g}")
+    # Against colluders it differs from sparse graph to graph: the sum has its mean, the marginal view the least of it.
+    drawn = variant.rho and facts["neighbours"] < size - 1
+    share = float(f"{(cell.aggregate_variance / size if drawn else residual) / own:.5g}")
     held = noise.epsilon_of(own * protection(size, int(facts["neighbours"]), facts["kappa"], share, gone))
     exact = not variant.rho and not variant.dropout
     yield from _held(cell, held, exact=exact)

@@ -86,7 +86,7 @@ _DEMO = {"demo.central-dp", "demo.dp-fedavg", "demo.niss", "demo.niss-carried", 
 MARKS = {
     "README.md": {*_DEMO, "demo.fedavg"},
     "docs/tutorial.md": {"demo", "demo-noise", "demo.share"},
-    "docs/guides/silos.md": {"demo-silos", "silos"},
+    "docs/guides/silos.md": {"demo-silos", "silos", "silos-tabular"},
     "docs/concepts/comparison-tables.md": {*_DEMO, "demo.niss.noise", "demo.dp-fedavg.noise"},
     "docs/concepts/paper.md": {
         "figure-3",
