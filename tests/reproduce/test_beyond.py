@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.reproduce.beyond import hold_out, run_setting, tune
+from experiments.reproduce.beyond import hold_out, load, run_setting, tune
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.comparisons import (
     accuracies_table,
@@ -150,6 +150,19 @@ def test_held_out_images_come_from_the_training_set_alone():
     assert np.array_equal(together, np.sort(whole.train_images.sum(axis=(1, 2, 3), dtype=np.int64)))
     assert np.array_equal(hold_out(whole).test_labels, cut.test_labels)
     assert cut.name != whole.name
+
+
+def test_a_table_is_cut_once_for_all_and_keeps_its_measurements():
+    """256 steps over six deviations: within half a step of the table, cut where it goes further."""
+    sklearn = pytest.importorskip("sklearn.datasets")
+    values, labels = sklearn.load_breast_cancer(return_X_y=True)
+    table = load("breast-cancer")
+    assert (len(table.train_labels), len(table.test_labels), table.classes) == (455, 114, 2)
+    assert sorted([*table.train_labels, *table.test_labels]) == sorted(labels)
+    scaled = np.clip((values - values.mean(axis=0)) / values.std(axis=0), -3.0, 3.0)
+    rows = np.concatenate([table.train_inputs, table.test_inputs])[:, 0, 0] / 255.0
+    found = (rows - table.mean[0]) / table.std[0]
+    assert np.abs(np.sort(found, axis=0) - np.sort(scaled, axis=0)).max() < 0.51 * 6.0 / 255.0
 
 
 def test_what_was_not_tuned_takes_the_usual_choice(small_setting):

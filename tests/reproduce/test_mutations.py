@@ -29,6 +29,8 @@ TUNING, OTHER = "tuning/mnist-iid-client-1000-of-6000", "beyond/cifar10-iid-clie
 PANEL, SWEEP, LEAKS = "figure-3/mnist-mlp-iid", "sweep/mnist-mlp-iid", "figure-4/mnist-7"
 IN_SILOS, DEMO = "silos/mnist-non-iid-record-10-silos", "demos/demo"
 PAGE, TABLES = "docs/concepts/paper.md", "results/paper/tables.md"
+TABLE, ALONE = "silos/breast-cancer-iid-record-5-silos", "none/alone/epsilon=1/seed-1"
+TABLE_TRIALS = "tuning/breast-cancer-iid-record-5-silos"
 README, TUTORIAL, OTHERS = "README.md", "docs/tutorial.md", "docs/concepts/comparison-tables.md"
 PAGES = (PAGE, README, TUTORIAL, OTHERS, "docs/guides/silos.md")
 RUN = "none/niss-planned/epsilon=3/seed-1"
@@ -176,6 +178,10 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "epsilon of the demo lowered": ("epsilon", DEMO, changed(SHOWN_RUN, "epsilon_joint", to(2.0))),
     "an epsilon for NISS as printed": (
         "epsilon", DEMO, changed("none/niss-as-printed/epsilon=3/seed-1", "epsilon_joint", to(3.0)),
+    ),
+    "less noise of the largest silo alone": ("noise", TABLE, changed(ALONE, "aggregate_variance", times(0.7))),
+    "a seed of the table's trials deleted": (
+        "tuning", TABLE_TRIALS, without("alone/epsilon=1/clip=0.1/rate=0.25/hidden=0/seed-2"),
     ),
     "fewer rounds in the demo": ("settings", DEMO, based("rounds", 20)),
     # deletions, and what is too much
