@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typing_extensions import Doc
 
+from niss.claims import digits
 from niss.cli.options import argument, from_options, option
 from niss.cli.terminal import kept_on_interrupt, print_json, say
 from niss.errors import ConfigError, NissError, PausedError
@@ -207,7 +208,7 @@ def _in_digits(value: float | list[float]) -> str:
     """A metric of Flower's, a number or a list of them, in four digits; null stays null."""
     if isinstance(value, list):
         return "[" + ", ".join(map(_in_digits, value)) + "]"
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+    return digits(value, 4) if isinstance(value, float) else str(value)
 
 
 @contextmanager

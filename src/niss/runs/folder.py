@@ -258,7 +258,7 @@ def planned_methods(manifest: JsonObject) -> list[dict[str, Any]]:
     return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
 
-def section(values: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+def section(values: JsonObject, *names: str) -> JsonObject:
     """The object under these keys, one within the other; an empty one where there is none."""
     for name in names:
         found = values.get(name)
@@ -325,13 +325,11 @@ def _report(
     finished: bool,
 ) -> ReportInput:
     """Look every setting up in `settings`, files of the folder in the order in which they are believed."""
-    config = manifest.get("config")
     what = f"{len(methods)} methods on the same clients" if is_comparison else methods[0].label
     target = find_number(settings, "target_epsilon")
     # A summary that says null has no target; only where there is no summary the configuration speaks.
-    if "methods" not in settings[0] and not target and isinstance(config, dict):
-        privacy = config.get("privacy")
-        target = find_number([privacy], "epsilon") if isinstance(privacy, dict) else None
+    if "methods" not in settings[0] and not target:
+        target = find_number([section(manifest, "config", "privacy")], "epsilon")
     found: dict[str, Any] = {
         name: _find_text(settings, name) for name in ("created", "unit", "relation", "dataset", "split")
     }
