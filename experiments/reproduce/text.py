@@ -84,7 +84,7 @@ FIGURES = {
 """The figures: the experiment that each one shows, and what that is for those who cannot see it."""
 _DEMO = {"demo.central-dp", "demo.dp-fedavg", "demo.niss", "demo.niss-carried", "demo.niss-carried.before"}
 MARKS = {
-    "README.md": {*_DEMO, "demo.fedavg"},
+    "README.md": {*_DEMO, *(f"demo.{one}" for one in ("fedavg", "central-dp.before", "niss.before"))},
     "docs/tutorial.md": {"demo", "demo-noise", "demo.share"},
     "docs/guides/silos.md": {"demo-silos", "silos", "silos-tabular"},
     "docs/concepts/comparison-tables.md": {*_DEMO, "demo.niss.noise", "demo.dp-fedavg.noise"},
