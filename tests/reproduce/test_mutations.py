@@ -341,7 +341,7 @@ SHOWN: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a row of the page": ("text", with_text(r"\| MNIST, CNN, IID .*\n", "")),
     "marks of the page": ("text", with_text(r"<!-- result: figure-3 -->", "")),
     "a row of the README": ("text", with_text(r"-->85\.9 %<", "-->88.9 %<", README)),
-    "what carried shares reach before the last round": ("text", with_text(r"before -->86\.6 %<", "before -->87.6 %<", README)),
+    "what came before the last round": ("text", with_text(r"before -->86\.6 %<", "before -->87.6 %<", README)),
     "a number of the README without marks": (
         "text",
         with_text(r"<!-- result: demo\.niss -->85\.9 %<!-- end -->", "88.9 %", README),
