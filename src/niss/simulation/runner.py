@@ -43,15 +43,16 @@ def run(
     out        a folder for everything that is written; the run can be resumed from it after a kill
     model      any module that maps a batch of inputs to class scores, or a function that makes one; None: the
                network that the config names
-    clients    your own datasets, one (inputs, labels) pair of arrays or tensors per client; None: the dataset that
-               the config names, dealt out to `config.data.clients` clients
+    clients    your own datasets, one (inputs, labels) pair of arrays or tensors per client, in a list or by name;
+               None: the dataset that the config names, dealt out to `config.data.clients` clients
     test       (inputs, labels) to evaluate on; needed with `clients`
     overwrite  replace an earlier run in `out`; anything else in there is never touched
     progress   called after every round with a `RoundEvent`
     on_round   called with the `RoundRecord` of every round, once it is on disk
 
-    Returns a `RunResult`. Raises `ConfigError` before any work starts where settings, data and model do not go
-    together, `RunFolderError` where `out` cannot be used, and `PrivacyError` where a round would break its promise.
+    Returns a `RunResult`; warns where its noise leaves little to learn, unless `progress.outlook` is told. Raises
+    `ConfigError` before any work starts where settings, data and model do not go together, `RunFolderError` where `out`
+    cannot be used, and `PrivacyError` where a round would break its promise.
 
     >>> config = niss.make_config({"rounds": 5, "methods": [{"name": "niss", "kappa": 4}]})
     >>> result = niss.run(config, out="runs/first")
