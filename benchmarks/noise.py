@@ -3,15 +3,12 @@
 Contestants: the shares of `niss.mechanism.add_shares` with each distortion (the simulator's noise stage), the same
 round the naive way (all shares drawn at once, m x v x h numbers in memory, so a smaller h), bare Gaussians of numpy as
 a yardstick, and the `SecretStream` of the real protocol, in numpy and compiled by numba (`niss[fast]`, loaded before
-anything is timed); both also on a vector of 10 million with 20 shares, in wall time and with threads. Then a whole run
-of `niss` on complete graphs beside the same run with noise carried from round to round (`niss-carried`), on each device
-there is. Interleaved, medians of CPU time. The kernel of the GPU engine is in `gpu_simulation.py`.
+anything is timed). Interleaved, medians of CPU time. The kernel of the GPU engine is in `gpu_simulation.py`.
 """
 
 from __future__ import annotations
 
 import os
-import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +16,7 @@ from functools import partial
 from statistics import median
 
 import numpy as np
-import torch
-from harness import Report, Row, command_line, in_turns, medians, seconds
+from harness import Report, Row, command_line, in_turns, seconds
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -29,8 +25,6 @@ from niss.mechanism import add_shares
 from niss.randomness import SecretStream, SimStream, add_gaussians
 from niss.randomness import secret as secret_module
 from niss.randomness.normal_table import load_loop
-from niss.simulation import make_config
-from niss.simulation.runner import run
 
 NEVER = 2**63
 TAU2 = 0.05
@@ -139,61 +133,6 @@ def _fitting(case: Case, name: str) -> Case:
     return Case(case.clients, case.neighbours, min(case.coordinates, max(1, 20_000_000 // edges)))
 
 
-def large(coordinates: int, degree: int, repeats: int) -> list[Row]:
-    """Wall and CPU seconds in which a client adds its shares to a large vector, in numpy and compiled, by threads."""
-    vector = np.zeros(coordinates, dtype=np.uint64)
-    ways = {"numpy": (NEVER, "1"), "compiled, 1 thread": (0, "1"), "compiled, 2 threads": (0, "2")}
-
-    def play(worth: int, threads: str) -> dict[str, float]:
-        os.environ["OMP_NUM_THREADS"] = threads
-        wall = time.perf_counter()
-        cpu = seconds(lambda: expand(vector, degree, worth))
-        return {"wall s": time.perf_counter() - wall, "CPU s": cpu}
-
-    found = in_turns({name: partial(play, *way) for name, way in ways.items()}, repeats)
-    return [
-        {"way": name}
-        | medians(runs)
-        | {"least wall s": min(run["wall s"] for run in runs)}
-        | {"CPU ns a coordinate": medians(runs)["CPU s"] / (degree * coordinates) * 1e9}
-        for name, runs in found.items()
-    ]
-
-
-def carried(device: str, repeats: int, *, quick: bool) -> list[Row]:
-    """Seconds of a run of `niss` on complete graphs, and of the same run with noise carried over; interleaved.
-
-    Planning the noise, which is done once, is not counted.
-    """
-    methods = {
-        "niss": {"name": "niss", "graph": "complete", "kappa": 20.0},
-        "carried": {"name": "niss-carried"},
-    }
-    configs = {
-        name: make_config(
-            {
-                "rounds": 4 if quick else 10,
-                "evaluate_every": 100,
-                "data": {"clients": 100 if quick else 500, "samples_per_client": 10},
-                "model": {"hidden": [32] if quick else [200, 200]},
-                "training": {
-                    "participants": 20 if quick else 100,
-                    "sampling": "cyclic",
-                    "epochs": 1,
-                    "device": device,
-                    "workers": 1,
-                },
-                "methods": [method],
-            }
-        )
-        for name, method in methods.items()
-    }
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    turns = {name: partial(seconds, partial(run, config), clock) for name, config in configs.items()}
-    found = {name: median(spent) for name, spent in in_turns(turns, repeats, warm_up=True).items()}
-    return [{"run": name, "s": spent, "x niss": spent / found["niss"]} for name, spent in found.items()]
-
-
 def main() -> None:
     """Measure, print, write."""
     options = command_line(__doc__, only=list(CONTESTANTS))
@@ -208,11 +147,6 @@ def main() -> None:
     for case in cases:
         with threadpool_limits(1):
             report.add(case.title, measure(case, options.only, options.repeats))
-    if "compiled" in options.only:
-        coordinates = 100_000 if options.quick else 10_000_000
-        report.add(f"20 shares of {coordinates:,} coordinates", large(coordinates, 20, options.repeats))
-    for place in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        report.add(f"a run on {place}", carried(place, options.repeats, quick=options.quick))
 
 
 if __name__ == "__main__":
