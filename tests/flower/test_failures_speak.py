@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from flower.grid import ODD, PRIVATE, FakeGrid, global_model, holds, make_app
 from niss.accounting import Plan
 from niss.accounting.assumed import fewest_participants
+from niss.accounting.terms import plan_noise
 from niss.errors import ConfigError, ProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.given import flower_plan, in_better_mode, lasting
@@ -274,6 +275,7 @@ class TestMode:
         for mode in ("tolerate", "repair"):
             asked = replace(self.PLAN, mode=mode)
             assert in_better_mode(asked, inner(), 12).mode == "repair", "who is asked would repair"
+            assert in_better_mode(replace(asked, graph="complete"), inner(), 200).mode == "repair"
             strategy = NissStrategy(inner(), plan=asked)
             start(strategy, FakeGrid(12), rounds=1)
             assert strategy.plan.mode == mode
@@ -283,6 +285,7 @@ class TestMode:
         [
             (PLAN, 2),  # Nobody is left to repair anything,
             (PLAN, fewest_participants(replace(PLAN, mode="repair"))),  # or would be in the next round.
+            (replace(PLAN, graph="complete"), 201),  # Everyone would have to repair.
             (Plan(tau2=0.0, clip=5.0), 12),
             (flower_plan(epsilon=8.0, clip=0.5, carry=3), 12),
         ],
@@ -311,11 +314,25 @@ class TestMode:
 class TestAPlanOfFlowersSize:
     def test_is_the_plan_with_what_it_does_not_ask_for_derived(self):
         plan = flower_plan(epsilon=8.0, clip=2.0, colluders=0.2, dropout=0.1, mode="repair")
-        assert plan == Plan(epsilon=8.0, clip=2.0, collusion=0.2, dropout=0.1, mode="repair", kappa=4.0)
+        assert plan == Plan(
+            epsilon=8.0, clip=2.0, collusion=0.2, dropout=0.1, mode="repair", kappa=4.0, neighbours=200
+        )
+        few = replace(plan, neighbours=10)
+        assert plan_noise(plan, 100).residual < 0.1 * plan_noise(few, 100).residual, "all of ten may be lost"
         carried = flower_plan(epsilon=8.0, clip=2.0, carry=5)
         assert (carried.kind.carries, carried.separation) == (True, 5)
         silos = flower_plan(epsilon=2.0, clip=1.0, records=6000)
         assert (silos.unit, silos.batch, silos.records, silos.mode) == ("record", 0.05, 6000, "repair")
+
+    @pytest.mark.parametrize(
+        ("given", "nodes", "taking_part"),
+        [({}, 4, 4), ({"carry": 3}, 12, 4), ({"carry": 3, "mode": "repair"}, 12, 4)],
+    )
+    def test_runs_as_it_is(self, given, nodes, taking_part):
+        strategy = NissStrategy(inner(), plan=flower_plan(epsilon=8.0, clip=0.5, **given))
+        start(strategy, FakeGrid(nodes), rounds=3)
+        assert [one.survivors for one in strategy.rounds] == [taking_part] * 3
+        assert strategy.statement.epsilon_joint <= 8.0
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -334,7 +351,7 @@ class TestAPlanOfFlowersSize:
         for line in (
             "target: epsilon 8.0, delta 1e-5",
             "2 rounds of a client, clip 0.5, 20 % collude",
-            "noise shares: everyone with everyone, kappa 4",
+            "noise shares: with 200 others, or all there are; kappa 4",
             "dropouts: repair, 5% expected",
             "keys and beacon: this server",
         ):

@@ -47,6 +47,9 @@ _CHAINS = 4
 # Stronger shares would take a tenth off the variance that stays, and one who does not come would leave far more.
 _KAPPA = 4.0
 _BATCH = 0.05
+_MOST_REPAIRING = 200
+# Everyone shares with everyone in rounds of so many: few neighbours could all be colluders, or lost.
+_NEIGHBOURS = 200
 _OWN_BEACON = (
     "this server, so colluders count as placed after the graph was drawn; a tracker would save noise"
 )
@@ -113,7 +116,7 @@ def plan_of(settings: Mapping[str, Any]) -> Plan:
     names = _PLAN + (_CARRIED if carry else ())
     values = {name: given[name] for name in names if name in given}
     if values.get("unit", "client") == "client":
-        values.setdefault("kappa", _KAPPA)
+        values = {"kappa": _KAPPA, "neighbours": _NEIGHBOURS} | values
     values["participations"] = _read(_ROUNDS[0], given[_ROUNDS[0]], int)
     return Plan(**values)
 
@@ -141,8 +144,9 @@ def flower_plan(
     records    of all silos together, where single records are hidden and not whole clients
     batch      part of the records in a round's batch; None: as large as a round each of 20 sees every record once
 
-    Derived are kappa (4: stronger shares gain next to nothing), who shares with whom, the rounds of a client and of the
-    run, which follow `num_rounds` and the sampling, and how many colluders and losses each round allows for.
+    Derived are kappa (4: stronger shares gain next to nothing), who shares with whom (everyone, in rounds of 200), the
+    rounds of a client and of the run, which follow `num_rounds` and the sampling, and how many colluders and losses
+    each round allows for.
 
     >>> plan = flower_plan(epsilon=8.0, clip=2.0, colluders=0.2)
     >>> plan.kappa, plan.participations, plan.unit
@@ -156,6 +160,7 @@ def flower_plan(
         dropout=dropout,
         mode=mode,
         kappa=_KAPPA,
+        neighbours=_NEIGHBOURS,
         separation=carry,
         unit="client" if records is None else "record",
         records=records,
@@ -287,10 +292,13 @@ def in_better_mode(plan: Plan, strategy: Strategy, nodes: int) -> Plan:
     """The plan in the mode that leaves less noise in the sum of the rounds of so many nodes, where clients drop out.
 
     As many are taken to as the plan expects, or 5 % where it expects none, and at least one in every round; after
-    whose loss the next round must have enough to repair it.
+    whose loss the next round must have enough to repair it. Where everyone repairs, that is the work of their square:
+    in rounds of more than 200 it is for those who ask for it.
     """
     participants = drawn_of(strategy, max(nodes, fewest_nodes(strategy)))
     if not plan.calibrated or plan.kind.carries or plan.unit == "record" or participants < 2:
+        return plan
+    if plan.everyone_near and participants > _MOST_REPAIRING:
         return plan
     lost = max(plan.dropout or USUAL_DROPOUT, 1.0 / participants)
 
@@ -342,16 +350,13 @@ def _committed_to(plan: Plan, rounds: int) -> Plan:
 
 def in_short(plan: Plan, metrics: Iterable[str], tracker: str) -> list[str]:
     """The plan with all that was derived, what travels inside the uploads, and who holds the beacon; a line each."""
-    everyone = (
-        "everyone with everyone" if plan.graph == "complete" else f"{plan.neighbours:g} neighbours each"
-    )
     dropout = (
         f"{plan.dropout or USUAL_DROPOUT:.0%} expected" if plan.mode == "repair" else "their noise stays"
     )
     said = [
         f"target: epsilon {plan.epsilon}, delta {digits(plan.delta)}, {plan.relation}",
         f"{plan.turns} rounds of a client, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
-        f"noise shares: {everyone}, kappa {plan.kappa:g}",
+        f"noise shares: with {plan.neighbours:g} others, or all there are; kappa {plan.kappa:g}",
         f"dropouts: {plan.mode}, {dropout}",
     ]
     if plan.kind.carries:
