@@ -3,11 +3,12 @@
 A transport for `niss.session`, which has the two halves of a run. Here is what Flower needs of them, on the client and
 on the server:
 
-    mod          answers a message: has it checked, trains, has the update hidden
-    state        where a client keeps its memory and its ledger, and a server its run
+    mod          answers a message: has it checked, trains, has the update hidden; keeps a node's memory in its Context
     strategy     wraps one of Flower's strategies; a round from its side
-    given        its settings in an app's pyproject.toml, what is refused of them and of the wrapped strategy
-    transport    what Flower's messages carry, on both sides
+    wrapped      the wrapped strategy: what of it can be served, and a start of its own
+    given        its settings in an app's pyproject.toml, its plan, and what is refused of them
+    state        where a server keeps its run
+    transport    what Flower's messages carry, on both sides, and what is said of a round
 
 The names are imported on first use, so that importing this package does not need Flower. Nothing here loads torch: an
 app of any framework that gives numpy arrays will do.
