@@ -32,7 +32,8 @@ from niss.graph import ShareGraph
 from niss.mechanism.grid import Grid
 from niss.methods import PlainRows
 from niss.randomness import SimStream
-from niss.views import Corruption, calibrate_for, calibrate_tau2, effective_variance, worst_case
+from niss.views import Corruption, calibrate_for, effective_variance, worst_case
+from support.known_colluders import calibrate_tau2
 
 VALUES = Path(__file__).with_name("values.json")
 BEACON = b"golden beacon"

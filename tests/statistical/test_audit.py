@@ -17,8 +17,8 @@ from niss.accounting import Plan
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_delta, gdp_epsilon, gdp_mu
 from niss.randomness import SimStream
-from niss.views import calibrate_tau2
 from support.audit import Audit, Scores, composed, delta_bounds, epsilon_bound, mu_interval
+from support.known_colluders import calibrate_tau2
 
 FALSE_ALARM = 1e-6
 TRIALS = 200_000

@@ -173,8 +173,7 @@ def calibrate_for(
     The arguments are those of `worst_case`; the residual of client k is `tau^2 sigma^2 in_k`, as it adds it.
     """
     target = target_per_client(target_variance, graph.size)
-    everyone = np.arange(graph.size)
-    received = received_variance(graph, unit_variance, everyone)
+    received = received_variance(graph, unit_variance)
     assumed = _Assumed(graph, corruption)
     opponents: list[WorstCase] = []
 
@@ -190,7 +189,7 @@ def calibrate_for(
     if assumed.tries_all_sets:
         opponents.append(worst(float(np.max(target / received)) / graph.size))
     while True:
-        tau2 = least_tau2(graph, unit_variance, target, everyone, ratio)
+        tau2 = least_tau2(graph, unit_variance, target, ratio)
         found = worst(tau2)
         if found.ratio >= 1.0 - 1e-9 or not opponents:
             return tau2, found

@@ -231,53 +231,17 @@ def effective_variance(
     return worst
 
 
-def calibrate_tau2(
-    graph: ShareGraph,
-    *,
-    unit_variance: float,
-    target_variance: ArrayLike,
-    colluders: Collection[int] = (),
-) -> float:
-    """The smallest common tau^2 that gives every honest client its target variance in the joint view.
-
-    The residual noise of client k is `tau^2 sigma^2 in_k` (additive distortion). The worst client of this
-    very graph decides. The result is verified with the exact matrix before it is returned.
-
-    unit_variance    sigma^2, the variance of a share of weight 1
-    target_variance  the effective variance that each client wants: one number, or one per client
-    colluders        clients that tell the server all they know; they are owed nothing
-
-    Raises PrivacyError where nobody is honest, or an honest client receives no share to distort.
-    """
-    target = target_per_client(target_variance, graph.size)
-    honest = np.flatnonzero(~client_mask(colluders, graph.size, "colluders"))
-
-    def worst_ratio(tau2: float) -> float:
-        effective = effective_variance(
-            graph,
-            unit_variance=unit_variance,
-            residual_variance=tau2 * unit_variance * graph.in_weight,
-            colluders=colluders,
-        )
-        return float(np.min(effective / target[honest]))
-
-    if honest.size == 0:
-        raise PrivacyError("no honest client is left to protect", hint="name fewer colluders")
-    return least_tau2(graph, unit_variance, target, honest, worst_ratio)
-
-
 def least_tau2(
     graph: ShareGraph,
     unit_variance: float,
     target: FloatArray,
-    honest: NDArray[np.int64],
     worst_ratio: Callable[[float], float],
 ) -> float:
     """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1.
 
     A bracketed root search in log tau^2, stepped up at the end until the ratio is 1 or more in floating point.
     """
-    received = received_variance(graph, unit_variance, honest)
+    received = received_variance(graph, unit_variance)
 
     def shortfall(log_tau2: float) -> float:
         ratio = worst_ratio(float(np.exp(log_tau2)))
@@ -285,8 +249,8 @@ def least_tau2(
 
     # At `high` the residual alone reaches every target. At `low` the residuals of all clients together
     # do not exceed the largest one, and no effective variance exceeds the variance of the sum.
-    high = float(np.log(np.max(target[honest] / received[honest])))
-    low = float(np.log(np.max(target[honest]) / np.sum(received)))
+    high = float(np.log(np.max(target / received)))
+    low = float(np.log(np.max(target) / np.sum(received)))
     if shortfall(low) >= 0.0:
         return float(np.exp(low))
     root = find_root(shortfall, low, high + 1e-9, xtol=1e-12, rtol=1e-12)
@@ -297,14 +261,14 @@ def least_tau2(
     return float(np.exp(root))
 
 
-def received_variance(graph: ShareGraph, unit_variance: float, honest: NDArray[np.int64]) -> FloatArray:
-    """The variance of the shares each client receives, refusing rounds in which an honest one gets none."""
+def received_variance(graph: ShareGraph, unit_variance: float) -> FloatArray:
+    """The variance of the shares each client receives, refusing rounds in which one gets none."""
     if not np.isfinite(unit_variance) or unit_variance <= 0.0:
         raise ConfigError("must be a finite number above 0", field="unit_variance")
     received = unit_variance * graph.in_weight
-    if np.any(received[honest] == 0.0):
+    if np.any(received == 0.0):
         raise PrivacyError(
-            f"{int(np.sum(received[honest] == 0.0))} clients receive no share, so distortion gives them no noise",
+            f"{int(np.sum(received == 0.0))} clients receive no share, so distortion gives them no noise",
             hint="use graph = 'regular', in which everyone receives as much as it sends",
         )
     return np.asarray(received)
