@@ -77,6 +77,7 @@ def test_for_records_a_model_is_assumed_and_the_answer_says_so():
     said = " ".join(asked(silos).split())
     assumed = " in a model of 10,000 parameters, which is assumed"
     assert f"outlook: noise 0.062 times the signal{assumed}; up to 0.5 little is lost" in said
+    assert re.search(r"largest model [0-9,]+ parameters that lose little", said)
     named = " ".join(asked(silos, "--parameters 10000").split())
     assert named == said.replace(assumed, "")
     values = json.loads(asked(silos, "--json"))["outlook"]

@@ -125,6 +125,8 @@ def _record_lines(planned: Forecast, values: Mapping[str, Any]) -> Iterator[_Lin
         yield ("one_lost_repaired", "a silo is lost", _times(repaired), mode)
     for change, factor in values["levers"].items():
         yield ("levers", "noise over the run", _times(factor), f"with {change}")
+    largest = values["outlook"]["largest"]
+    yield ("largest", "largest model", digits(largest), "parameters that lose little to this noise")
 
 
 def _run_lines(planned: Forecast, run: Committed) -> Iterator[_Line]:
