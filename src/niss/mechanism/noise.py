@@ -93,7 +93,7 @@ def colluders_among(share: float, participants: int) -> int:
 
 FloatArray = NDArray[np.float64]
 
-# In longer runs all columns are alike but for their length, which leaves up to 3 % more: 1 % in 1,000 rounds with ten.
+# In longer runs all columns are alike but for their length, which leaves up to 4 % more: 1 % in 1,000 rounds with ten.
 _OPTIMISED_ROUNDS = 300
 MOST_ROUNDS = 5_000
 # From here on a whole triangle is inverted in less time than its bands.
