@@ -161,23 +161,9 @@ class Slots:
 
         Not r times epsilon, which would not hold at the same delta. Records in several silos count together.
         """
-        from dp_accounting.pld import privacy_loss_distribution as pld
-
         if (gaussian := self._gaussian_mu(records)) is not None:
             return gdp_epsilon(gaussian, delta) if gaussian > 0.0 else 0.0
-        # A pair of distributions, of which dp-accounting takes the worse; finer than this only takes longer.
-        interval = min(max(1e-3, 5e-3 * records / min(z for _, z, _ in self.rounds)), 5e-2)
-        composed: Any = None
-        for q, z, count in _few(self.rounds):
-            drawn = _binomial(records, q)
-            each = pld.from_mixture_gaussian_mechanism(
-                z,
-                sensitivities=list(range(records + 1)),
-                sampling_probs=drawn / drawn.sum(),
-                value_discretization_interval=interval,
-            ).self_compose(count)
-            composed = each if composed is None else composed.compose(each)
-        return float(composed.get_epsilon_for_delta(delta))
+        return _epsilon_of_person(_few(self.rounds), records, delta)
 
     def _gaussian_mu(self, records: int = 1) -> float | None:
         """mu where nothing is worth amplifying: every record in every batch, too little noise, or no rounds."""
@@ -210,6 +196,26 @@ def _few(rounds: Iterable[tuple[float, float, int]]) -> tuple[tuple[float, float
 def _epsilon(rounds: tuple[tuple[float, float, int], ...], delta: float, coarser: float) -> float:
     """A node asks for the same slots again and again: with every limit, in every round."""
     return float(_accountant(rounds, coarser).get_epsilon(delta))
+
+
+@lru_cache(maxsize=64)
+def _epsilon_of_person(rounds: tuple[tuple[float, float, int], ...], records: int, delta: float) -> float:
+    """Asked for in every statement: the methods of a comparison have the same slots."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    # A pair of distributions, of which dp-accounting takes the worse; finer than this only takes longer.
+    interval = min(max(1e-3, 5e-3 * records / min(z for _, z, _ in rounds)), 5e-2)
+    composed: Any = None
+    for q, z, count in rounds:
+        drawn = _binomial(records, q)
+        each = pld.from_mixture_gaussian_mechanism(
+            z,
+            sensitivities=list(range(records + 1)),
+            sampling_probs=drawn / drawn.sum(),
+            value_discretization_interval=interval,
+        ).self_compose(count)
+        composed = each if composed is None else composed.compose(each)
+    return float(composed.get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=64)
