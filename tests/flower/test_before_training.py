@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
 
-from flower.grid import FIRST, NODES, ODD, FakeGrid, Killed, body_of, global_model, holds, start
+from flower.grid import FIRST, NODES, ODD, FakeGrid, Killed, body_of, global_model, holds, make_app, start
 from niss.errors import ConfigError
 from niss.flower import NissMod, niss_mod
 from niss.protocol.messages import Refusal, RoundOpen, Upload, decode, encode
@@ -68,6 +68,24 @@ FAILURES = {
 
 
 class TestOrder:
+    def test_mods_after_niss_see_the_bare_update_and_those_before_it_do_not(self):
+        seen: dict[str, RecordDict] = {}
+
+        def watching(name: str):
+            def mod(message, context, call_next):
+                reply = call_next(message, context)
+                seen[name] = reply.content
+                return reply
+
+            return mod
+
+        grid = FakeGrid(NODES)
+        grid.apps[ODD] = make_app([watching("before"), niss_mod, watching("after")])
+        start(grid, rounds=1)
+        assert list(seen["after"]) == ["arrays", "metrics"]
+        assert "arrays" not in seen["before"]
+        assert isinstance(decode(seen["before"]["niss-upload"]["body"].numpy().tobytes()), Upload)
+
     @pytest.mark.parametrize("forge", ["unsigned", "another run", "answered before", "not joined"])
     def test_a_message_that_is_not_a_round_of_this_client_trains_nothing(self, forge):
         grid, training = FakeGrid(NODES), Training(unchanged)

@@ -68,6 +68,13 @@ def test_a_forgotten_mod_is_named_before_anything_is_spent(caplog):
     assert charges(grid) == [0] * 6
 
 
+def test_the_log_begins_with_the_strategy_that_was_started_and_the_one_inside(caplog):
+    with caplog.at_level(logging.INFO, "flwr"):
+        start(NissStrategy(inner(), plan=PRIVATE), FakeGrid(), rounds=1)
+    assert [one for one in caplog.messages if "Starting" in one] == ["Starting NissStrategy strategy:"]
+    assert caplog.text.count("NISS around FedAvg:") == 1
+
+
 @pytest.mark.parametrize(
     ("reason", "hint"),
     [

@@ -66,6 +66,15 @@ def test_without_noise_it_is_the_weighted_mean_of_fedavg(mode, cap) -> None:
     assert "inside the noisy sum" not in told
 
 
+def test_the_statement_has_the_mean_weight_of_all_rounds_and_not_of_the_last_one_beside_it() -> None:
+    app = make_app([NissMod(metrics=AGREED)], report=lambda _node, now: {"num-examples": 10 * now})
+    strategy, result = start(FakeGrid(NODES, app))
+    told = " ".join(strategy.statement.caveats)
+    assert "by their noisy mean weight over all rounds, 20." in told, "in examples, as the cap is"
+    assert told.count("mean weight") == 1
+    assert result.train_metrics_clientapp[3][f"{WEIGHT}num-examples"] == pytest.approx(30, abs=0.01)
+
+
 def test_who_is_lost_weighs_nothing() -> None:
     grid = FakeGrid(NODES, weighted_app([NissMod(metrics=AGREED)]))
     grid.lose_uploads()

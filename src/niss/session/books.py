@@ -84,7 +84,7 @@ class RunState:
     evaluations    how many messages of `evaluate` were answered, whose metrics nothing protects
     clear_metrics  names of the metrics of `train` that clients sent unprotected
     resumed        how often the server ended and the run went on
-    weights        the noisy mean weight of the updates in each round
+    weights        the noisy mean weight of the updates in each round, as a part of the cap
     """
 
     __pydantic_config__: ClassVar[Any] = {"ser_json_bytes": "hex", "val_json_bytes": "hex"}
@@ -399,7 +399,7 @@ class Books:
                 "whether it was one."
             )
         if (weight := metrics.weight) is not None:
-            mean = f" over all rounds, {self._mean_weight:.2g}" if self._state.weights else ""
+            mean = f" over all rounds, {weight[1] * self._mean_weight:.3g}" if self._state.weights else ""
             caveats.append(
                 f"Updates were weighted by {weight[0].removeprefix(WEIGHT)!r}, up to {weight[1]:g}. Weights are "
                 "coordinates of the upload, hidden and charged with it. The sum, with its noise, is divided by the "
