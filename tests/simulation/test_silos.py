@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,22 @@ def test_shared_noise_is_a_curators_and_a_silo_alone_needs_all_of_it(given):
     assert noise["alone"] == pytest.approx((sum(sizes) / max(sizes)) ** 2 * noise["central-dp"])
     assert 1.0 < noise["niss"] / noise["central-dp"] < 1.1
     assert [line.participants for line in comparison["alone"].rounds] == [1, 1, 1]
+
+
+def test_a_method_ends_with_the_same_bits_alone_and_beside_others():
+    """In the first round too, where all of them start from one point."""
+    config = silo_config(
+        rounds=2,
+        data={"silos": 3},
+        model={"hidden": [16]},
+        training={"device": "cpu", "workers": 2},
+        privacy={"unit": "record", "batch": 0.05, "clip": 0.5, "epsilon": 2.0},
+        methods=[{"name": name} for name in ("fedavg", "niss", "dp-fedavg")],
+    )
+    for beside in niss.compare(config):
+        alone = niss.run(replace(config, methods=(beside.settings,))).state_dict
+        for name, tensor in beside.state_dict.items():
+            assert torch.equal(alone[name], tensor), beside.label
 
 
 @pytest.mark.parametrize("method", ["niss", "alone"])

@@ -109,7 +109,8 @@ class MethodRun:
         plan = self.federation.plan
         basis = {"method": plan.kind.name, "heuristic": plan.heuristic, **plan.kind.ledger_basis(plan)}
         self.ledger = RecordedLedger(**vars(self._empty()), basis=basis)
-        self.weights, self.server, self.rounds_done = inputs.start, FRESH, 0
+        # Of its own: clients that start from one tensor are computed together, down to the last bits of their sums.
+        self.weights, self.server, self.rounds_done = inputs.start.clone(), FRESH, 0
         self.rounds: list[RoundRecord] = []
         with read_by_all(trainer.ranks, folder) as kept:
             if kept is not None:
