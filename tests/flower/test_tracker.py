@@ -55,8 +55,11 @@ class Service:
             assert time.monotonic() < end, self.process.last_output()
             time.sleep(0.05)
 
-    def restart(self) -> None:
+    def kill(self) -> None:
         self._processes.kill(self.process)
+
+    def restart(self) -> None:
+        self.kill()
         self.start()
 
     def grid(self, nodes: int = 6, **config) -> FakeGrid:
@@ -169,16 +172,20 @@ class TestATrackerThatIsAway:
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
-        from niss.flower import strategy
+        from niss.flower import state
         from niss.tracker import client
 
         monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.01)
-        monkeypatch.setattr(strategy, "_PAUSE", 0.05)
+        monkeypatch.setattr(state, "_PAUSE", 0.05)
 
     def killed_in(self, service, grid: FakeGrid, stage: str) -> None:
+        if stage == "start":
+            service.kill()
+            return
+
         def kill(_message: Message) -> None:
             if service.process.running:
-                service._processes.kill(service.process)
+                service.kill()
                 grid.tamper = lambda message: message
 
         grid.on_request(stage, kill, node=None)
@@ -204,11 +211,33 @@ class TestATrackerThatIsAway:
         assert json.loads(report.read_text())["paused"] == ""
         assert all(grid.ledger(node).participations("self") == 3 for node in grid.contexts)
 
-    def test_for_a_while_costs_no_round(self, service, monkeypatch, flower_log):
-        from niss.flower import strategy
+    @pytest.mark.parametrize("resumed", [False, True])
+    def test_when_a_run_is_started_pauses_it_before_anyone_is_asked(self, service, tmp_path, resumed):
+        grid, options = service.grid(), {"resume": tmp_path / "run", "patience": 0.3}
+        if resumed:
+            self.killed_in(service, grid, "round")
+            with pytest.raises(PausedError):
+                service.strategy(**options).start(grid, global_model(), num_rounds=3, timeout=1)
+        else:
+            service.kill()
+        asked = len(grid.sent)
+        with pytest.raises(
+            PausedError, match=r"^the run could not begin for 0\.3 seconds: .*does not answer"
+        ) as e:
+            service.strategy(**options).start(grid, global_model(), num_rounds=3, timeout=1)
+        assert "start again with the same settings" in e.value.hint
+        assert len(grid.sent) == asked
+        service.start()
+        again = service.strategy(**options)
+        run(again, grid, 3)
+        assert [one.survivors for one in again.rounds] == [6, 6, 6]
+
+    @pytest.mark.parametrize(("stage", "what"), [("start", "the run"), ("enrol", "round 1")])
+    def test_for_a_while_costs_no_round(self, service, monkeypatch, flower_log, stage, what):
+        from niss.flower import state
 
         grid, server = service.grid(), service.strategy(patience=60.0)
-        self.killed_in(service, grid, "enrol")
+        self.killed_in(service, grid, stage)
         waited = []
 
         def come_back(seconds: float) -> None:
@@ -217,10 +246,10 @@ class TestATrackerThatIsAway:
                 service.start()
 
         clock = SimpleNamespace(monotonic=time.monotonic, sleep=come_back)
-        monkeypatch.setattr(strategy, "time", clock)
+        monkeypatch.setattr(state, "time", clock)
         run(server, grid, 2)
         assert waited
-        assert "niss: round 1 waits, for at most" in flower_log.text
+        assert f"niss: {what} waits, for at most" in flower_log.text
         assert [one.survivors for one in server.rounds] == [6, 6]
         assert not server.session.members.left_out
 

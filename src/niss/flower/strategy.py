@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -79,8 +80,6 @@ from niss.tracker.coordinator import Tracked
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
 ACCOUNTING = "niss-gaussian-joint-view"
-# Seconds after which a tracker that is away is asked again; it was asked several times before that.
-_PAUSE = 2.0
 
 
 class _SpentError(Exception):
@@ -161,7 +160,7 @@ class NissStrategy(Strategy):
         check_settings(self._weight, self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
         self.inner, self._own = strategy, own_hooks(strategy)
-        self._kept = KeptRun(strategy, resume=resume, report=report, key=key)
+        self._kept = KeptRun(strategy, resume=resume, report=report, key=key, patience=patience)
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._kept.identity, ca=tracker_ca)
         )
@@ -173,7 +172,7 @@ class NissStrategy(Strategy):
             # Refused now where they are too few, and not when they train.
             self._given.assumed(self._participants)
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
-        self._stage_timeout, self._patience, self._on_hopeless = stage_timeout, patience, on_hopeless
+        self._stage_timeout, self._on_hopeless = stage_timeout, on_hopeless
         self._sent: list[Message] = []
         self._asked_at = 0.0
         self._begun: Session | None = None
@@ -331,21 +330,16 @@ class NissStrategy(Strategy):
         return list(self._sent)
 
     def _open(self, number: int, drawn: list[int], connected: list[int]) -> None:
-        """Enrol and open the round. While the tracker is away it is put off, up to `patience`; then the run pauses."""
-        session, ends = self.session, time.monotonic() + self._patience
-        while True:
+        """Enrol and open the round, once the tracker is there."""
+        session = self.session
+
+        def opened() -> None:
             session.begin(number - 1, drawn, connected=connected, coordinates=self._model.size)
             drive(session, self._deliver, until=Stage.ROUND)
-            if not isinstance(session.refused, CoordinatorAway):
-                return
-            why = getattr(session.refused, "detail", session.refused.message)
-            left = ends - time.monotonic()
-            if left <= 0.0:
-                raise self._kept.pause(
-                    f"round {number} could not begin for {self._patience:g} seconds: {why}"
-                )
-            LOG.warning("niss: round %d waits, for at most %.0f seconds more: %s", number, left, why)
-            time.sleep(min(_PAUSE, left))
+            if isinstance(session.refused, CoordinatorAway):
+                raise session.refused
+
+        self._kept.patiently(f"round {number}", opened)
 
     def _foresee(self, number: int) -> None:
         """Say, before anyone pays for a round, what will become of the run; stop it where that is wanted."""
@@ -471,13 +465,8 @@ class NissStrategy(Strategy):
             coordinates=self._coordinates,
             deadline=self._deadline,
         )
-        self._begun = Session(
-            setup,
-            identity=self._kept.identity,
-            coordinator=self._coordinator,
-            save=self._kept.save,
-            saved=saved,
-        )
+        begin = partial(Session, setup, identity=self._kept.identity, coordinator=self._coordinator)
+        self._begun = self._kept.patiently("the run", partial(begin, save=self._kept.save, saved=saved))
         self._sent.clear()
         return self._begun
 
