@@ -7,15 +7,27 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from niss import effective_variance
-from niss.accounting import Charge, DrawnAccount, LedgerFile, LedgerHeader, Plan, make_terms
+from niss.accounting import (
+    Charge,
+    CommittedAccount,
+    DrawnAccount,
+    LedgerFile,
+    LedgerHeader,
+    Plan,
+    Promise,
+    make_terms,
+    run_grid_delta,
+    scheduled_run,
+)
 from niss.accounting.assumed import committee_size, committee_threshold, most_dropped
-from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
+from niss.errors import ConfigError, LocalProtocolError, PrivacyError, RemoteProtocolError
 from niss.protocol.agreement import Agreed, agree
 from niss.views import Corruption, colluding_neighbours, worst_case
-from support.protocol_round import Federation
+from support.protocol_round import NOISY, CarriedFederation, Federation, changed, repairing, schedule
 from support.what_left import Held
 
 
@@ -28,6 +40,24 @@ def proposed(size: int = 10, **changes: Any) -> Agreed:
 
 def mu_of(agreed: Agreed, variance: float) -> float:
     return agreed.terms.clip / len(agreed.participants) / math.sqrt(variance)
+
+
+def judged(carried: bool, colluders: int = 0, *, residual: float = 0.0625) -> float:
+    """mu of a round by its own graph, or as a part of a run that carries noise."""
+    if carried:
+        return math.sqrt(CommittedAccount(schedule(residual=residual), colluders=colluders).cost(2))
+    return DrawnAccount()(proposed(residual_variance=residual), colluders)
+
+
+class Book:
+    """A ledger that notes what it is charged: (round, charge, basis)."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, Charge, dict[str, Any]]] = []
+
+    def charge(self, round: int, attempt: int, charges: Any, basis: Any) -> None:
+        assert attempt == 0
+        self.entries.append((round, charges["me"], dict(basis)))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +114,12 @@ def test_a_threshold_too_small_for_the_colluders_is_refused() -> None:
         DrawnAccount()(small, 10)
     # In `tolerate` nothing is revealed, and nobody repairs.
     assert DrawnAccount()(proposed(), 2) < math.inf
+    # A run is refused before its first round.
+    loose = repairing(**NOISY)
+    assert CommittedAccount(loose, colluders=0).plan is not None
+    with pytest.raises(RemoteProtocolError, match="but 4 must"):
+        CommittedAccount(loose, colluders=2)
+    assert CommittedAccount(changed(loose, threshold=4), colluders=2).plan is not None
 
 
 def test_a_failure_probability_buys_fewer_colluding_members() -> None:
@@ -141,8 +177,52 @@ def test_too_few_participants_or_too_many_reveals_are_refused() -> None:
         DrawnAccount(relation="swap")
 
 
-def test_no_residual_noise_is_no_guarantee() -> None:
-    assert DrawnAccount()(proposed(residual_variance=0.0), 0) == math.inf
+@pytest.mark.parametrize("carried", [False, True])
+def test_more_colluders_cost_more_and_no_residual_noise_is_no_guarantee(carried: bool) -> None:
+    costs = [judged(carried, count) for count in range(3)]
+    assert 0.0 < costs[0] < costs[1] < costs[2] < math.inf
+    assert judged(carried, residual=0.0) == math.inf
+    if carried:
+        assert not scheduled_run(schedule(), relation="zero-out", colluders=0).private
+        assert run_grid_delta(schedule(), Promise()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "colluders", "match"),
+    [
+        ({"carried": 4e9}, 0, "cannot be accounted for"),
+        ({"carried": 1e308, "residual": 1e-308}, 0, "cannot be accounted for"),
+        ({"clip": 0.0}, 0, "schedule"),
+        ({"clip": 1e-200}, 0, "schedule"),
+        ({"residual": 1e-320}, 0, "cannot be accounted for"),
+        ({}, 4, "no honest client"),
+    ],
+)
+def test_schedules_that_cannot_be_accounted_for_are_refused(
+    changes: dict[str, Any], colluders: int, match: str
+) -> None:
+    with pytest.raises(RemoteProtocolError, match=match):
+        CommittedAccount(schedule(**{**NOISY, **changes}), colluders=colluders)
+
+
+def test_a_longest_run_is_accounted_for_and_no_participation_past_its_end() -> None:
+    account = CommittedAccount(schedule(rounds=2_000, **NOISY))
+    assert 0.0 < account.cost(1_999) < math.inf
+    with pytest.raises(PrivacyError, match="past the committed end"):
+        CommittedAccount(schedule(rounds=5, **NOISY)).plan.charge(5, ())
+
+
+def test_an_account_is_of_one_run_or_of_single_rounds_and_for_the_colluders_it_was_made_for() -> None:
+    federation = CarriedFederation(schedule(**NOISY))
+    agreed = agree(federation.open_next(0))
+    for account, match in (
+        (CommittedAccount(federation.schedule, colluders=1), "assumes 1 colluders, not 0"),
+        (DrawnAccount(), "depends on its whole run"),
+    ):
+        with pytest.raises(LocalProtocolError, match=match):
+            account(agreed, 0)
+    with pytest.raises(RemoteProtocolError, match="not those of the schedule"):
+        CommittedAccount(schedule(rounds=7, **NOISY))(agreed, 0)
 
 
 @pytest.mark.parametrize("grid_bits", [0, 2, 3])
@@ -198,14 +278,35 @@ def test_a_charge_costs_what_the_simulator_says_of_the_same_round(relation: str,
     simulated = plan.for_round(range(size), weights=1.0 / size, records=1.0, beacon=b"b")
     terms = make_terms(plan, participants=size, coordinates=4, run=bytes(16), number=0)
     agreed = agree(Federation(size, "assess").open(terms))
-    charged: list[Charge] = []
+    book = Book()
+    DrawnAccount(relation=relation).charging(book, "me")(agreed, 0.25)
+    marginal = pytest.approx(float(simulated.marginal_mu[0]) ** 2, rel=1e-12)
+    assert [charge for _, charge, _ in book.entries] == [Charge(0.0625, marginal)]
 
-    class Recorder:
-        def charge(self, round: int, attempt: int, charges: Any, basis: Any) -> None:  # noqa: ARG002
-            charged.append(charges["me"])
 
-    DrawnAccount(relation=relation).charging(Recorder(), "me")(agreed, 0.25)
-    assert charged == [Charge(0.0625, pytest.approx(float(simulated.marginal_mu[0]) ** 2, rel=1e-12))]
+@pytest.mark.parametrize(("rounds", "closing"), [(6, False), (3, True)])
+def test_every_participation_in_a_run_is_charged_what_it_adds(rounds: int, closing: bool) -> None:
+    """`Delta' K[P, P] Delta` along the way, cross terms and all; the whole run's grid once, with the first."""
+    federation, book = CarriedFederation(schedule(rounds=rounds, closing=closing, **NOISY)), Book()
+    account, seat = CommittedAccount(federation.schedule), federation.seats[0]
+    seat.assess, seat.book = account, account.charging(book, "me")
+    seat.restart()
+    for number in range(rounds):
+        federation.play_round(number)
+    charges, visits = [charge for _, charge, _ in book.entries], [number for number, _, _ in book.entries]
+    assert visits == list(range(0, rounds - closing, 2))
+    matrix = scheduled_run(federation.schedule, relation="zero-out", colluders=0).matrix
+    whole = matrix[np.ix_(visits, visits)].sum()
+    assert sum(charge.mu2 for charge in charges) == pytest.approx(whole, rel=1e-9)
+    whole_run = run_grid_delta(federation.schedule, Promise(rounds=rounds))
+    assert [charge.grid_delta for charge in charges] == [whole_run] + [0.0] * (len(visits) - 1)
+    assert {basis["rounds"] for *_, basis in book.entries} == {rounds}
+    if closing:
+        assert account.cost(rounds - 1) == 0.0
+        return
+    assert whole > sum(matrix[one, one] for one in visits) * 1.01
+    # One upload alone has more noise inside the run than at its ends.
+    assert charges[0].marginal > charges[1].marginal == charges[2].marginal
 
 
 @pytest.mark.parametrize("neighbours", [3.0, 9.0])

@@ -3,7 +3,7 @@
 Each round the server may call up to so many clients dropped. It is then given all shares of theirs, within the round
 and carried to it or from it, but never their self-masks; of all others it is given the self-masks and no share. What it
 says does not have to be true. To be given fewer shares never tells it more (`tests/views/test_run.py`). Nothing
-here uses the package's views: Sigma is built edge by edge and inverted.
+here uses the package's views: Sigma is built edge by edge, or from the seeds that were used, and inverted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from niss.accounting import Plan
+from niss.accounting import Plan, make_schedule
 from niss.graph import ShareGraph
+from support.protocol_round import GRID, CarriedFederation
 
 APART, ROUNDS = 2, 4
 # So rare that in a million rounds none loses two.
@@ -150,3 +151,22 @@ def test_without_the_self_mask_a_lie_would_strip_its_victim():
     called = [0, None, 0, None]
     assert run.costs(set(), called)[0] <= sum(run.charges(0).values()) * (1.0 + 1e-9)
     assert run.costs(set(), called, masked=False)[0] > 2.0 * sum(run.charges(0).values())
+
+
+@pytest.mark.parametrize("called", [(0, 0, 0, 0), (1, 2, 3, 4), (0, 0, 1, 1), (None, 3, 3, None)])
+def test_the_charge_covers_what_the_protocol_gives_such_a_server(called: tuple) -> None:
+    """Everyone uploads, but the server says that one a round did not: it holds that upload, and all its shares."""
+    committed = make_schedule(plan_of(5, clip=2.0), participants=5, coordinates=8, grid_bits=GRID)
+    federation = CarriedFederation(committed)
+    for number, seat in enumerate(called):
+        assert federation.play_round(number, pretended=() if seat is None else (seat,)).exact
+    stripped = {
+        (federation.listed(number)[seat].identity, number)
+        for number, seat in enumerate(called)
+        if seat is not None
+    }
+    charged = {seat.identity.public: sum(mu**2 for _, _, mu in seat.charges) for seat in federation.seats}
+    found = federation.seen.mu2(stripped=stripped)
+    assert len(found) == 10
+    assert all(mu2 <= charged[owner] * (1.0 + 1e-9) for owner, mu2 in found.items())
+    assert max(mu2 / charged[owner] for owner, mu2 in found.items()) > 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,46 +165,49 @@ def test_bad_settings_are_refused_by_name(settings: dict[str, Any], field: str) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "field"),
+    ("settings", "round", "field"),
     [
-        ({"epsilon": (1.0, 1.0)}, "epsilon"),
-        ({"tau2": (0.1, 0.1)}, "tau2"),
-        ({"graph": "coalition", "groups": ((0, 1),)}, "groups"),
-        ({"graph": "coalition", "groups": ((0, 1), (1, 2))}, "groups"),
+        ({"epsilon": (1.0, 1.0)}, {}, "epsilon"),
+        ({"tau2": (0.1, 0.1)}, {}, "tau2"),
+        ({"graph": "coalition", "groups": ((0, 1),)}, {}, "groups"),
+        ({"graph": "coalition", "groups": ((0, 1), (1, 2))}, {}, "groups"),
+        ({"neighbours": 1}, {"participants": [4]}, "size"),
+        *(
+            ({"unit": "nbafl"}, round, next(iter(round)))
+            for round in (
+                {"participants": []},
+                {"participants": [0, 1, 1]},
+                {"participants": [[0, 1, 2]]},
+                {"weights": [0.5, 0.5]},
+                {"weights": [0.5, 0.5, 0.0]},
+                {"weights": [0.5, 0.5, math.nan]},
+                {"records": [1, 2]},
+                {"records": [1, 2, 0]},
+            )
+        ),
     ],
 )
-def test_targets_that_cannot_be_met_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
+def test_rounds_that_cannot_be_are_refused_by_name(
+    settings: dict[str, Any], round: dict[str, Any], field: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        Plan(**settings).for_round([0, 1, 2], weights=1 / 3, records=10, beacon=b"b")
+        Plan(**settings).for_round(
+            **{"participants": [0, 1, 2], "weights": 1 / 3, "records": 10, "beacon": b"b"} | round
+        )
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"participants": []}, "participants"),
-        ({"participants": [0, 1, 1]}, "participants"),
-        ({"participants": [[0, 1, 2]]}, "participants"),
-        ({"weights": [0.5, 0.5]}, "weights"),
-        ({"weights": [0.5, 0.5, 0.0]}, "weights"),
-        ({"weights": [0.5, 0.5, math.nan]}, "weights"),
-        ({"records": [1, 2]}, "records"),
-        ({"records": [1, 2, 0]}, "records"),
-    ],
-)
-def test_bad_rounds_are_refused_by_name(arguments: dict[str, Any], field: str) -> None:
-    plan = Plan(unit="nbafl")
-    given: dict[str, Any] = {"participants": [0, 1, 2], "weights": 1 / 3, "records": 10, "beacon": b"b"}
-    given |= arguments
-    with pytest.raises(ConfigError) as caught:
-        plan.for_round(given.pop("participants"), **given)
-    assert caught.value.field == field
+@pytest.mark.parametrize("graph", ["regular", "random"])
+def test_noise_is_carried_on_the_complete_graph_alone(graph: str) -> None:
+    with pytest.raises(ConfigError, match="everyone shares with everyone") as refused:
+        Plan(method="niss-carried", graph=graph)
+    assert "complete" in str(refused.value.hint)
 
 
-def test_noise_shares_need_a_second_client() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Plan(neighbours=1).for_round([4], weights=1.0, records=1, beacon=b"b")
-    assert caught.value.field == "size"
+def test_the_grid_has_its_part_of_delta_whether_noise_is_carried_or_not() -> None:
+    carried = Plan(method="niss-carried", graph="complete", horizon=9, separation=3)
+    assert carried.grid_delta == Plan().grid_delta == pytest.approx(0.02 * 1e-5)
+    assert replace(carried, tau2=0.5).grid_delta == 0.0
 
 
 TARGET: dict[str, Any] = {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5}

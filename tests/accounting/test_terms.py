@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from niss.accounting import DrawnAccount, Plan, Promise, forecast, make_terms, propose_round
+from niss.accounting import (
+    CommittedAccount,
+    DrawnAccount,
+    Plan,
+    Promise,
+    forecast,
+    make_schedule,
+    make_terms,
+    propose_carried_round,
+    propose_round,
+    run_grid_delta,
+    scheduled_run,
+)
+from niss.accounting.discretisation import check_run_discretisation
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
-from niss.protocol.agreement import agree, participants_hash, terms_hash
+from niss.protocol.agreement import agree, participants_hash, previous_of, terms_hash
 from niss.protocol.keys import BeaconChain, Identity, link_of, verify_beacon
 from niss.protocol.messages import Beacon, Participant, RecordTerms, RoundOpen, Terms
-from support.protocol_round import Federation, seeded_entropy
+from niss.protocol.schedule import Schedule
+from support.protocol_round import (
+    NOISY,
+    RUN,
+    CarriedFederation,
+    Federation,
+    changed,
+    schedule,
+    seeded_entropy,
+)
 
 CASES = [
     ("complete", 12, {}),
@@ -28,8 +52,23 @@ def wanted_mu(plan: Plan) -> float:
     return float(plan.round_mu(np.zeros(1, dtype=np.int64))[0])
 
 
-def terms_of(plan: Plan, size: int, coordinates: int = 3) -> Terms:
-    return make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1)
+def terms_of(plan: Plan, size: int, coordinates: int = 3, **given: Any) -> Terms:
+    return make_terms(plan, participants=size, coordinates=coordinates, run=b"run", number=1, **given)
+
+
+CARRIED: dict[str, Any] = {"method": "niss-carried", "graph": "complete", "clip": 0.5, "kappa": 20.0}
+# So rarely that in a million rounds none loses two.
+ONE_MAY_BE_LOST: dict[str, Any] = {"mode": "repair", "dropout": 1e-4}
+
+
+def run_plan(size: int = 6, rounds: int = 9, apart: int = 3, **changes: Any) -> Plan:
+    """Of a run that carries noise."""
+    times = {"participations": rounds // apart, "horizon": rounds, "separation": apart}
+    return Plan(**{**CARRIED, **times, "participants": size, **changes})
+
+
+def schedule_of(plan: Plan, size: int = 6, coordinates: int = 100, **given: Any) -> Schedule:
+    return make_schedule(plan, participants=size, coordinates=coordinates, **given)
 
 
 @pytest.mark.parametrize("mode", ["tolerate", "repair"])
@@ -53,6 +92,44 @@ def test_clients_accept_what_the_plan_promised(
         # Nor is it far on the safe side: little more noise than the promise needs.
         assert charged > 0.8 * wanted
         assert agree(opened).graph.kind == name.split(",")[0].replace("sparse", "regular")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pattern": "any"},
+        {"relation": "replace-one"},
+        {"collusion": 2 / 6},
+        {"closing": True},
+        {"tau2": 0.5},
+        ONE_MAY_BE_LOST,
+        {**ONE_MAY_BE_LOST, "collusion": 1 / 6},
+        {**ONE_MAY_BE_LOST, "closing": True},
+        {**ONE_MAY_BE_LOST, "pattern": "any"},
+    ],
+    ids=str,
+)
+def test_a_schedule_is_worth_what_its_plan_promises(changes: dict[str, Any]) -> None:
+    """Recomputed from its numbers alone, as a client does; and no more than is promised in any allowed pattern."""
+    plan = run_plan(**changes)
+    made, colluders = schedule_of(plan), plan.assumed(6).colluders
+    worth = scheduled_run(made, relation=plan.relation, colluders=colluders)
+    np.testing.assert_allclose(worth.matrix, plan.committed(6).matrix, rtol=1e-9)
+    assert worth.mu == pytest.approx(plan.committed(6).mu, rel=1e-9)
+    assert made.rounds == 9 + plan.closing
+    if plan.tau2 is None:
+        assert worth.mu == pytest.approx(float(plan.budget(1)[0]), rel=1e-6)
+    if plan.mode == "tolerate":
+        return
+    assert (made.mode, made.noise.dropped, made.noise.committee) == ("repair", 1, 6)
+    assert made.noise.threshold == (6 + colluders) // 2 + 1
+    # The self-mask costs nothing; a weaker one is charged for, and whoever may be called dropped like a colluder.
+    assert worth.mu > scheduled_run(changed(made, dropped=0), relation=plan.relation, colluders=0).mu
+    weak = changed(made, self_mask=made.noise.self_mask / 4.0)
+    assert scheduled_run(weak, relation=plan.relation, colluders=colluders).mu > worth.mu
+    alone = (plan.clip / 6) ** 2 / (weak.noise.residual + weak.noise.self_mask)
+    assert CommittedAccount(weak, colluders=colluders).cost(0) == pytest.approx(alone)
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
@@ -120,17 +197,24 @@ def test_terms_of_a_plan_for_records_follow_its_batch_and_cost_what_it_says() ->
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("make", "plan", "match"),
     [
-        Plan(method="dp-fedavg"),
-        Plan(unit="nbafl", tau2=0.5),
-        Plan(epsilon=(1.0, 2.0)),
-        Plan(tau2=(0.1, 0.2)),
+        (terms_of, Plan(method="dp-fedavg"), "the protocol runs niss"),
+        (terms_of, Plan(unit="nbafl", tau2=0.5), "the protocol runs niss"),
+        (terms_of, Plan(epsilon=(1.0, 2.0)), "one target for all"),
+        (terms_of, Plan(tau2=(0.1, 0.2)), "one tau2 for all"),
+        (terms_of, run_plan(size=10), "follow from its schedule"),
+        (schedule_of, Plan(clip=1.0, epsilon=3.0), "carries noise over"),
+        (partial(terms_of, grid_bits=3), Plan(neighbours=9.0), "too narrow"),
+        (partial(schedule_of, grid_bits=3), run_plan(), "too narrow"),
+        (partial(schedule_of, grid_bits=2), run_plan(), "too narrow"),
     ],
 )
-def test_plans_the_protocol_cannot_run_are_refused(plan: Plan) -> None:
-    with pytest.raises(ConfigError):
-        terms_of(plan, 10)
+def test_plans_and_grids_the_protocol_cannot_run_are_refused(
+    make: Callable[..., object], plan: Plan, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make(plan, plan.participants or 10)
 
 
 @pytest.mark.slow
@@ -194,6 +278,28 @@ def test_clients_accept_the_grid_of_every_plan(coordinates: int, kappa: float) -
         mu = DrawnAccount(promise=Promise.of(plan))(agree(federation.open(terms)), 0)
         assert mu <= wanted_mu(plan)
         assert math.sqrt(terms.residual_variance) * 2.0**terms.grid_bits >= 16.0
+
+
+@pytest.mark.parametrize(
+    ("size", "rounds", "coordinates"),
+    [(6, 9, 10), (6, 9, 100_000), (6, 100, 100), (100, 100, 2_000_000), (400, 100, 1_000)],
+)
+def test_clients_accept_the_grid_of_every_run(size: int, rounds: int, coordinates: int) -> None:
+    """Of many clients each carries a narrow share to everyone: it has to be some steps wide too.
+
+    All rounds together, however often a client takes part, stay within the grid's part of delta.
+    """
+    plan = run_plan(size, rounds, 3 if rounds == 9 else 10)
+    made, promise = schedule_of(plan, size, coordinates), Promise.of(plan)
+    cost = run_grid_delta(made, promise)
+    assert 0.0 < cost <= plan.grid_delta
+    assert run_grid_delta(replace(made, rounds=10 * rounds), promise) > cost
+    account = CommittedAccount(made, promise=promise)
+    for number in (0, 1, rounds - 1):
+        check_run_discretisation(account.schedule, math.sqrt(account.cost(number)), account._promise)
+    coarser = CommittedAccount(replace(made, grid_bits=made.grid_bits - 8), promise=promise)
+    with pytest.raises(RemoteProtocolError, match="a few grid steps wide"):
+        check_run_discretisation(coarser.schedule, 0.1, coarser._promise)
 
 
 def test_a_committee_is_paid_for_in_delta_unless_everyone_is_in_it() -> None:
@@ -286,3 +392,40 @@ def test_a_promise_that_no_graph_keeps_is_refused() -> None:
         server.propose(1.0)
     assert len(set(server.commitments)) == 3
     assert math.isinf(Server(plan).propose(math.inf)[1])
+
+
+def test_a_carried_round_is_committed_to_with_its_next_cohort() -> None:
+    federation = CarriedFederation(schedule(rounds=3, **NOISY), "proposed")
+    account, previous = CommittedAccount(federation.schedule), None
+    for number in range(3):
+        parts = {"following": federation.listed(number + 1), "previous": previous}
+        proposed = propose_carried_round(
+            federation.schedule,
+            number,
+            run=RUN,
+            participants=federation.listed(number),
+            release=partial(federation.chain.release, number),
+            account=account,
+            **parts,
+        )
+        opened = federation.server.open_round(proposed.terms, proposed.participants, proposed.beacon, **parts)
+        for one in federation.cohort(number):
+            federation.server.take_upload(federation.answer(one, opened))
+        assert len(federation.server.finish().survivors) == 4
+        previous = previous_of(opened)
+
+
+def test_a_carried_round_that_no_client_would_accept_is_not_proposed() -> None:
+    """Noise that is narrower than the grid counts nothing."""
+    federation = CarriedFederation(schedule(grid_bits=3, **NOISY), "proposed")
+    with pytest.raises(PrivacyError, match="a few grid steps"):
+        propose_carried_round(
+            federation.schedule,
+            0,
+            run=RUN,
+            participants=federation.listed(0),
+            following=federation.listed(1),
+            previous=None,
+            release=partial(federation.chain.release, 0),
+            account=CommittedAccount(federation.schedule),
+        )
