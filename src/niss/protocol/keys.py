@@ -5,9 +5,10 @@ the purpose and a hash of the message under a domain tag). Prekeys are signed by
 erased when it can no longer need them. Once a prekey is erased at both ends, nothing that is still stored can derive
 its round's seeds again (forward secrecy). Numbers are never given twice, not even after all keys were erased.
 
-**Possession.** In a repair a committee multiplies prekeys by secrets that it holds in pieces. A client that could list
-a key without knowing its private half, such as that of another plus the base point, would learn from it what two others
-share. So a prekey is signed by identity and prekey together: an Ed25519 signature that verifies under
+**Possession.** Nobody lists a key without knowing its private half, such as a copy of another's, or that plus the
+base point. No promise rests on it alone: a repair brings out keys of single edges and never a product with a prekey
+(`niss.protocol.committee`). A prekey is signed by identity and prekey together, by an Ed25519 signature that verifies
+under
 
     identity + h * lift(prekey),        h a hash of both,
 
