@@ -55,7 +55,6 @@ def setting_config(
             "epochs": setting.epochs,
             "batch_size": setting.batch_size,
             "learning_rate": choice.learning_rate,
-            **method.training,
         }
         privacy |= {"unit": design.UNIT} | (faults if method.faults else {})
     else:
@@ -64,7 +63,6 @@ def setting_config(
             "server_optimizer": "momentum",
             "server_rate": choice.learning_rate,
             "late": variant.late,
-            "tf32": setting.dataset == "cifar10",
         }
         privacy |= {"unit": "record", "batch": setting.batch} | faults
     return make_config(
@@ -222,15 +220,13 @@ def run_setting(
     variants: Sequence[str] = ("none",),
     seeds: Sequence[int] | None = None,
     device: str = "auto",
-    tuned_in: Path | None = None,
     **places: Any,
 ) -> Result:
     """All methods at all epsilons under all variants, with the choices tuned for this setting where there are any.
 
-    epsilons, seeds  the setting's, unless they are given
-    tuned_in  where the tuning is, unless in `out`; `places` and the rest are as those of `run_cells`
+    epsilons, seeds  the setting's, unless they are given; `places` and the rest are as those of `run_cells`
     """
-    tuned = read_result(result_path(tuned_in or places["out"], design.TUNING, setting.name))
+    tuned = read_result(result_path(places["out"], design.TUNING, setting.name))
     cells: dict[str, tuple[dict[str, Any], Config]] = {}
     mine = _contestants(setting, epsilons or setting.epsilons, methods, variants)
     for one, seed in product(mine, seeds or setting.seeds):

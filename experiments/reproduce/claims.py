@@ -16,23 +16,17 @@ UNMEASURED = "not measured yet"
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: `holds` is None where nothing is measured yet. One that is not `required` is the paper's, not ours.
-
-    `answer` takes the place of the verdict where yes or no is not the answer.
-    """
+    """One claim: `holds` is None where nothing is measured yet. One that is not `required` is the paper's, not ours."""
 
     name: str
     holds: bool | None = None
     detail: str = UNMEASURED
     required: bool = True
-    answer: str = ""
 
     @property
     def verdict(self) -> str:
         if self.holds is None:
             return UNMEASURED
-        if self.answer:
-            return self.answer
         if self.holds:
             return "holds"
         return "does not hold" if self.required else "differs"
@@ -127,7 +121,7 @@ CLOSE = 0.01
 def check_claims(folder: Path) -> list[Claim]:
     """Every claim, from the files in a results folder."""
     figure = read_results(folder, paper.FIGURE_3)
-    claims = [claim for check in (_early_accuracy, _monotone, _gaps, _average_gap) for claim in check(figure)]
+    claims = [claim for check in (_early_accuracy, _monotone, _average_gap) for claim in check(figure)]
     return [*claims, *leak_claims(read_results(folder, paper.FIGURE_4))]
 
 
@@ -210,24 +204,6 @@ def rounds_within(gaps: dict[int, Spread], low: float, high: float) -> list[tupl
             goes_on = bool(found) and found[-1][1] == last - 1
             found[-1:] = [(found[-1][0], last)] if goes_on else [*found[-1:], (last, last)]
     return found
-
-
-def _gaps(figure: dict[str, Result]) -> Iterator[Claim]:
-    """The paper does not say after how many rounds its gaps were taken, and ours depend on that."""
-    for name, (low, high) in PAPER_GAPS.items():
-        claim = f"{name}: the paper's gap of {low} to {high} points"
-        gaps = gap_by_round(figure.get(name))
-        if not gaps:
-            yield Claim(claim, required=False)
-            continue
-        within = rounds_within(gaps, low, high)
-        most = max(gaps, key=lambda last: gaps[last].mean)
-        last, largest = (100 * gaps[at].mean for at in (max(gaps), most))
-        detail = (
-            f"{last:.1f} points over the last {WINDOW} rounds; "
-            f"{largest:.1f} over rounds {most - WINDOW + 1} to {most}, where it is largest"
-        )
-        yield Claim(claim, bool(within), detail, required=False, answer=stretches(within))
 
 
 def stretches(within: list[tuple[int, int]]) -> str:

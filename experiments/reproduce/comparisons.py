@@ -44,8 +44,8 @@ def versus(one: Sequence[Cell], other: Sequence[Cell], measure: str = "accuracy"
     return f"**{shown}**" if found.verdict else shown
 
 
-PUBLISHED = {"mnist": 0.981, "cifar10": 0.662}
-"""By one trusted curator at these epsilons: Papernot et al. 2021."""
+PUBLISHED = {"mnist": 0.981}
+"""By one trusted curator at this epsilon: Papernot et al. 2021."""
 _IN_SILOS = {
     "No privacy": ("fedavg", "none"),
     "One curator": ("central-dp", "none"),

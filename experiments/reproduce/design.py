@@ -178,7 +178,7 @@ short. Files of other sizes do not mix: their base says what they were run with.
 """
 
 
-_MNIST = Setting(
+_DIGITS = Setting(
     "mnist",
     "iid",
     participants=10,
@@ -206,21 +206,9 @@ _PATIENTS = Setting(
     trials=SEEDS,
     parameters=62,
 )
-_SILOS = {
-    "mnist": _MNIST,
-    "cifar10": replace(
-        _MNIST,
-        dataset="cifar10",
-        rounds=150,
-        images=50_000,
-        clips=(0.1,),
-        rates=(1.0, 2.0, 4.0),
-        epsilons=(7.53,),
-    ),
-    "breast-cancer": _PATIENTS,
-}
-"""Silos: pictures with the networks of Papernot et al. (2021), at the epsilons of their figures; and a table that comes
-with scikit-learn, with logistic regression."""
+_SILOS = {one.dataset: one for one in (_DIGITS, _PATIENTS)}
+"""Silos: digits with the network of Papernot et al. (2021), at the epsilon of their figure; and a table that comes with
+scikit-learn, with logistic regression."""
 TABULAR = ("breast-cancer",)
 IN_SILOS = {
     "mnist-non-iid-record-10-silos": 5,
@@ -272,7 +260,6 @@ class Method:
     faults    the variants under which it is run: those that make a difference to it
     trusting  its epsilon does not hold against the server
     settings  what else its entry in `methods` says
-    training  what else `training` says, such as another sampling
     """
 
     name: str
@@ -281,7 +268,6 @@ class Method:
     faults: tuple[str, ...] = ()
     trusting: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    training: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def private(self) -> bool:

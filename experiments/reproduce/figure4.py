@@ -9,7 +9,7 @@ client.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -74,10 +74,8 @@ def level_setting(level: paper.Level, reading: Reading) -> RoundSetting:
 def run_picture(
     image: str,
     *,
+    cells: Mapping[str, paper.AttackCell],
     out: Path,
-    seeds: Sequence[int] = (1, 2, 3),
-    levels: Sequence[paper.Level] = tuple(paper.LEVELS.values()),
-    readings: Sequence[Reading] = (NBAFL,),
     iterations: int = paper.ITERATIONS,
     restarts: int = paper.RESTARTS,
     device: str = "auto",
@@ -96,7 +94,7 @@ def run_picture(
     require_same_base(leaks, base, path)
     done = {cell.id for cell in leaks.cells}
     federations: dict[tuple[int, float], AttackedFederation] = {}
-    for name, (labels, level, reading) in paper.cells_of(levels, readings, seeds).items():
+    for name, (labels, level, reading) in cells.items():
         if name in done:
             continue
         began, stream, setting = time.monotonic(), SimStream(labels["seed"]), level_setting(level, reading)

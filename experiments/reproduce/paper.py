@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import product
 from textwrap import fill
 from typing import Any
 
@@ -120,8 +121,6 @@ def given_sigma(sigma: float) -> Reading:
 SPLITS = {"iid": "iid", "non-iid": "shards", "natural": "natural"}
 """The splits as the paper calls them, and as `niss` does; with `natural`, clients have what is theirs in the data."""
 X_VALUES = (0.0, 0.3, 0.6, 1.0)
-SECONDS_A_ROUND = {"mlp": 0.027, "cnn": 0.21}
-"""Seconds that a round of one cell takes on an NVIDIA H200: 30 clients, 5 epochs, evaluation included."""
 
 
 def titled(*parts: str) -> str:
@@ -165,10 +164,6 @@ class Panel:
         """What all of its cells have in common, for its result file: the paper's settings."""
         own = {"dataset": self.dataset, "model": self.model, "split": self.split, "clients": FEDERATION}
         return {**own, "rounds": ROUNDS, "epochs": EPOCHS, **asdict(self.setup)}
-
-    def expected_seconds(self, rounds: int, cells: int) -> float:
-        """What an H200 needs for that many cells."""
-        return SECONDS_A_ROUND[self.model] * rounds * cells
 
 
 PANELS = tuple(
@@ -263,40 +258,34 @@ LEVELS = {
 PAPER_LEVELS = ("fedavg", "dp-fedavg", "niss")
 
 
-def find_levels(names: Sequence[str]) -> list[Level]:
-    unknown = [name for name in names if name not in LEVELS]
-    if unknown or not names:
-        raise ConfigError(
-            f"unknown level {unknown[0]!r}" if unknown else "expected at least one level",
-            field="--level",
-            hint="use some of: " + ", ".join(LEVELS),
-        )
-    return [LEVELS[name] for name in names]
-
-
 def picture_name(image: str) -> str:
     """`cifar10:7` as the name of a file, and of a result."""
     return image.replace(":", "-")
 
 
-def cells_of(
-    levels: Sequence[Level], readings: Sequence[Reading], seeds: Sequence[int]
-) -> dict[str, tuple[dict[str, Any], Level, Reading]]:
-    """All cells of a picture by id: its labels, its level and the paper's noise it takes, where it takes that."""
-    cells: dict[str, tuple[dict[str, Any], Level, Reading]] = {}
-    for seed in seeds:
-        for reading in readings:
-            for level in levels:
-                noise = CLIENT_NOISE if level.promising else reading.name
-                noise = "none" if level.method == "fedavg" else noise
-                labels = {
-                    "level": level.name,
-                    "noise": noise,
-                    "sigma_k": reading.sigma(Setup()) if noise == reading.name else None,
-                    "view": level.view,
-                    "seed": seed,
-                }
-                cells.setdefault(f"{noise}/{level.name}/seed-{seed}", (labels, level, reading))
+AttackCell = tuple[dict[str, Any], Level, Reading]
+"""Its labels, its level, and the paper's noise it takes, where it takes that."""
+
+
+def attack_cells(seeds: Sequence[int] = SEEDS) -> dict[str, AttackCell]:
+    """All attacks on a picture by id.
+
+    Every level at the noise of Figure 3, and those of the paper at three times as much.
+    """
+    weak = [(level, NBAFL) for level in LEVELS.values()]
+    strong = [(LEVELS[name], find_reading("0.013")) for name in PAPER_LEVELS[1:]]
+    cells: dict[str, AttackCell] = {}
+    for seed, (level, reading) in product(seeds, weak + strong):
+        noise = CLIENT_NOISE if level.promising else reading.name
+        noise = "none" if level.method == "fedavg" else noise
+        labels = {
+            "level": level.name,
+            "noise": noise,
+            "sigma_k": reading.sigma(Setup()) if noise == reading.name else None,
+            "view": level.view,
+            "seed": seed,
+        }
+        cells[f"{noise}/{level.name}/seed-{seed}"] = labels, level, reading
     return cells
 
 
@@ -311,9 +300,3 @@ def sweep_cells(panel: Panel) -> Iterator[str]:
         yield panel_cell(NBAFL.name, 0.0, seed)
         for factor in SWEEP_FACTORS:
             yield panel_cell(given_sigma(factor * usual).name, 1.0, seed)
-
-
-def attack_cells() -> Iterator[str]:
-    """The ids of all attacks on a picture."""
-    yield from cells_of(list(LEVELS.values()), [NBAFL], SEEDS)
-    yield from cells_of(find_levels(["dp-fedavg", "niss"]), [find_reading("0.013")], SEEDS)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ from niss.simulation.runner import compare_together
 
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
 """Cells by id: what tells each apart, and its settings, which have one method."""
+AT_ONCE = 12
+"""As many as a panel has: more fill a GPU no better, and what is whole is kept more often."""
 
 
 class OutOfTime(NissError):
@@ -63,19 +64,18 @@ def run_cells(
     out: Path,
     work: Path,
     dataset: Dataset | None = None,
-    at_once: int | None = None,
     progress: Watch | None = None,
 ) -> Result:
     """Run the cells that `out/experiment/name.json` lacks; their run folders are in `work/experiment/name`.
 
     A cell that is there is never run again, wherever it was run. After a kill, cells go on from their last round.
-    At most `at_once` cells train as one cohort, all of the same model by default; the file is written after each.
+    `AT_ONCE` cells of the same model train as one cohort; the file is written after each.
     """
     path = result_path(out, experiment, name)
     result = read_result(path) or Result(experiment, name, dict(base))
     require_same_base(result, base, path)
     known = {cell.id: cell for cell in result.cells}
-    groups: dict[str, dict[str, Config]] = defaultdict(dict)
+    groups: dict[str, list[str]] = defaultdict(list)
     for cell, (labels, config) in cells.items():
         if cell in known and known[cell].labels != labels:
             raise RunFolderError(
@@ -83,22 +83,17 @@ def run_cells(
                 hint="remove that file, or give another --out",
             )
         if cell not in known:
-            groups[repr((config.model, config.data.dataset))][cell] = config
+            groups[repr((config.model, config.data.dataset))].append(cell)
     folder = work / experiment / name
-    for configs in _chunks(groups.values(), at_once):
-        found = compare_together(configs, out=folder, dataset=dataset, progress=progress)
-        result = result.with_cells(
-            cell_of(cell, *cells[cell], found[cell].results[0], found[cell]) for cell in configs
-        )
-        write_result(path, result)
+    for group in groups.values():
+        for first in range(0, len(group), AT_ONCE):
+            configs = {cell: cells[cell][1] for cell in group[first : first + AT_ONCE]}
+            found = compare_together(configs, out=folder, dataset=dataset, progress=progress)
+            result = result.with_cells(
+                cell_of(cell, *cells[cell], found[cell].results[0], found[cell]) for cell in configs
+            )
+            write_result(path, result)
     return result
-
-
-def _chunks(groups: Iterable[dict[str, Config]], at_once: int | None) -> Iterator[dict[str, Config]]:
-    for group in groups:
-        rest = iter(group.items())
-        while chunk := dict(islice(rest, at_once)):
-            yield chunk
 
 
 def cell_of(

@@ -64,12 +64,12 @@ def test_a_command_says_what_to_install(
             "plan --participants 12",
             "data list",
             "keys new --out my.key",
-            "reproduce figure-4 --dry-run",
+            "reproduce figure-3 --dry-run",
         ),
     ],
 )
 def test_what_trains_and_draws_nothing_needs_neither_torch_nor_matplotlib(tmp_path: Path, line: str) -> None:
-    hidden = "matplotlib" if "figure-4" in line else "torch,matplotlib,flwr,fastapi"
+    hidden = "matplotlib" if "figure-3" in line else "torch,matplotlib,flwr,fastapi"
     done = without(hidden, *line.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -106,7 +106,7 @@ def test_a_sweep_over_sigma(places, panel, slice_settings):
 
 def test_claims_say_when_nothing_is_measured(tmp_path):
     claims = check_claims(tmp_path)
-    assert len(claims) == 18 + 5 * len(IMAGES)
+    assert len(claims) == 10 + 5 * len(IMAGES)
     assert all(claim.holds is None for claim in claims)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.reproduce.claims import BARE, HIDDEN, JOINT, LOSS, PAPER, check_claims
-from experiments.reproduce.paper import LEVELS, NBAFL, cells_of
+from experiments.reproduce.paper import attack_cells
 from experiments.reproduce.results import Attempt, Leaks
 from experiments.reproduce.text import computed_text
 from support.results import keep
@@ -41,7 +41,7 @@ def made_up() -> Leaks:
             epsilon_marginal=None,
             seconds=1.0,
         )
-        for name, (labels, level, _) in cells_of(list(LEVELS.values()), [NBAFL], [1, 2]).items()
+        for name, (labels, level, _) in attack_cells([1, 2]).items()
     )
     return Leaks("figure-4", "mnist-0", {"image": "mnist:0", "grey_psnr": 10.0}, cells)
 

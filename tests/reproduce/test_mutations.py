@@ -222,7 +222,7 @@ IN_FILES: dict[str, tuple[str, str, Mutation]] = {
     "more participants": ("settings", BEYOND, based("participants", 2000)),
     "tuned on fewer images": ("settings", TUNING, based("held_out", 5000)),
     "the other split": ("settings", OTHER, based("split", "non-iid")),
-    "the paper's clip changed": ("settings", PANEL, lambda content: content["base"]["privacy"].update(clip=1.0)),
+    "the paper's clip changed": ("settings", PANEL, based("clip", 1.0)),
 }  # fmt: skip
 
 

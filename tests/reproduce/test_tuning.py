@@ -66,7 +66,7 @@ def test_everyone_is_tuned_under_every_variant_that_matters_to_them():
 
 
 def test_a_search_goes_on_where_it_stopped_and_parts_add_up(places, small_setting, tmp_path):
-    common = {"methods": ("dp-fedavg", "central-dp"), "device": "cpu", "axes": SMALL, "at_once": 1}
+    common = {"methods": ("dp-fedavg", "central-dp"), "device": "cpu", "axes": SMALL}
     with pytest.raises(OutOfTime):
         tune(small_setting, epsilons=(8.0,), **places, **common, progress=Watch(until=0.0))
     whole = tune(small_setting, epsilons=(8.0,), **places, **common)
@@ -91,9 +91,7 @@ def test_a_search_goes_on_where_it_stopped_and_parts_add_up(places, small_settin
 
 
 def test_verify_plays_the_search_again(places, small_setting):
-    whole = tune(
-        small_setting, epsilons=(8.0,), **places, methods=("central-dp",), device="cpu", axes=SMALL, at_once=8
-    )
+    whole = tune(small_setting, epsilons=(8.0,), **places, methods=("central-dp",), device="cpu", axes=SMALL)
     model = whole.cells[0]
 
     def played(tried: dict[Choice, float]):

@@ -109,7 +109,7 @@ def _write(experiment: Experiment, findings: Findings, folder: Path) -> Path:
 
 REPRODUCE_EXAMPLES = examples(
     "niss reproduce figure-3 --panel mnist-mlp-iid --rounds 100 --seeds 3 --device cuda",
-    "niss reproduce figure-3 --panel cifar10-cnn-iid --x 0,1 --first-seed 2 --seeds 1 --stop-after 280",
+    "niss reproduce figure-3 --panel cifar10-cnn-iid --x 0,1 --seeds 1 --stop-after 280",
     "niss reproduce figure-4 --image mnist:7,cifar10:7 --seeds 3",
     "niss reproduce beyond --setting mnist-iid-client --epsilons 3 --variant none,collusion",
     "niss reproduce merge other/results --out results/paper",
