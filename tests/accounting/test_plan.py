@@ -372,3 +372,13 @@ def test_participations_are_planned_from_the_horizon() -> None:
     assert [Plan(horizon=rounds, separation=4).turns for rounds in (None, 8, 9)] == [1, 2, 3]
     assert Plan(horizon=9, participations=2).turns == 2
     assert Plan(horizon=9).round_mu(np.array([0])) == Plan(participations=9).round_mu(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "settled"),
+    [(Plan(), "tolerate"), (Plan(unit="record", batch=0.05, records=60), "repair")],
+)
+def test_a_mode_that_is_left_to_be_planned_stays_so_in_copies(plan: Plan, settled: str) -> None:
+    copied = replace(plan, delta=1e-6)
+    assert (plan.mode, copied.mode) == ("planned", "planned")
+    assert (copied.settled_mode, replace(copied, mode="repair").settled_mode) == (settled, "repair")

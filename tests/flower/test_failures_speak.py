@@ -287,6 +287,14 @@ class TestMode:
             start(strategy, FakeGrid(12), rounds=1)
             assert strategy.plan.mode == mode
 
+    def test_is_settled_in_what_nodes_are_proposed(self):
+        strategy = NissStrategy(inner(), plan=self.PLAN)
+        assert (self.PLAN.mode, strategy.session.proposal.plan.mode) == ("planned", "tolerate")
+
+    def test_is_still_chosen_for_a_plan_that_was_changed_elsewhere(self):
+        mode, _ = self.noise_with_a_node_lost(replace(Plan(clip=0.5, epsilon=3.0, kappa=4.0), epsilon=8.0))
+        assert mode == "repair"
+
     @pytest.mark.parametrize(
         ("plan", "nodes"),
         [
@@ -298,7 +306,7 @@ class TestMode:
         ],
     )
     def test_is_tolerant_where_nothing_speaks_for_repair(self, plan, nodes):
-        assert in_better_mode(plan, inner(), nodes).mode == "tolerate"
+        assert in_better_mode(plan, inner(), nodes).settled_mode == "tolerate"
 
     def test_goes_by_the_nodes_that_are_drawn_and_stays_for_a_run(self, tmp_path):
         grid = FakeGrid(12).keep_state(tmp_path / "nodes")
@@ -329,7 +337,12 @@ class TestAPlanOfFlowersSize:
         carried = flower_plan(epsilon=8.0, clip=2.0, carry=5)
         assert (carried.kind.carries, carried.separation) == (True, 5)
         silos = flower_plan(epsilon=2.0, clip=1.0, records=6000)
-        assert (silos.unit, silos.batch, silos.records, silos.mode) == ("record", 0.05, 6000, "repair")
+        assert (silos.unit, silos.batch, silos.records, silos.settled_mode) == (
+            "record",
+            0.05,
+            6000,
+            "repair",
+        )
 
     @pytest.mark.parametrize(
         ("given", "nodes", "taking_part"),

@@ -46,8 +46,8 @@ def test_noise_is_carried_where_the_settings_say_so():
 def test_silos_are_repaired_unless_the_settings_say_otherwise():
     silos = {**SETTINGS, "unit": "record", "batch": 0.05, "records": 6000}
     plan = plan_of(silos)
-    assert (plan.unit, plan.batch, plan.records, plan.mode) == ("record", 0.05, 6000, "repair")
-    assert plan_of({**silos, "mode": "tolerate"}).mode == plan_of(SETTINGS).mode == "tolerate"
+    assert (plan.unit, plan.batch, plan.records, plan.settled_mode) == ("record", 0.05, 6000, "repair")
+    assert plan_of({**silos, "mode": "tolerate"}).mode == plan_of(SETTINGS).settled_mode == "tolerate"
 
 
 def test_delta_pays_for_the_graphs_of_all_rounds_that_a_run_may_have():

@@ -193,9 +193,11 @@ class Trust:
     mode: Mode = "planned"
 
 
-def usual_mode(unit: str) -> Literal["tolerate", "repair"]:
-    """The mode that is planned where none is asked for."""
-    return "repair" if unit == "record" else "tolerate"
+def settled_mode(mode: Mode, unit: str) -> Literal["tolerate", "repair"]:
+    """The mode that is asked for, or the usual one where it is left to be planned."""
+    if mode == "planned":
+        return "repair" if unit == "record" else "tolerate"
+    return mode
 
 
 @settings

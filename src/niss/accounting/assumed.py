@@ -52,7 +52,7 @@ def assumed_in(plan: Plan, participants: int) -> Assumed:
         together = min(max(map(len, plan.groups)), participants)
     colluders = colluders_among(plan.collusion, together)
     failure, near = plan.failure, plan.everyone_near
-    if plan.mode == "tolerate" or not plan.kind.shares_noise:
+    if plan.settled_mode == "tolerate" or not plan.kind.shares_noise:
         assumed = Assumed(colluders=colluders, failure=failure)
         return _with_room(assumed, participants) if plan.kind.shares_noise else assumed
     dropout = plan.dropout or USUAL_DROPOUT

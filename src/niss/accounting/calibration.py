@@ -179,7 +179,7 @@ def _complete_variance(size: int, removed: int, kappa: float, residual: float) -
 def noise_in_the_sum(plan: Plan, size: int, kappa: float, residual: float) -> TradeOff:
     """In units of sigma_k^2, with a residual eta^2 in the same units."""
     dropout = plan.dropout
-    lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if plan.mode == "tolerate" else 0.0
+    lost = 2.0 * kappa * dropout * (1.0 - dropout) * size if plan.settled_mode == "tolerate" else 0.0
     return TradeOff(kappa, (1.0 - dropout) * size * residual, lost)
 
 
@@ -347,7 +347,7 @@ class CarriedSearch:
             closing=plan.closing,
         )
         mu = gdp_mu(plan.epsilon, plan.gaussian_delta)
-        return cls(draft, mu, plan.dropout, plan.mode == "repair", kept)
+        return cls(draft, mu, plan.dropout, plan.settled_mode == "repair", kept)
 
     @property
     def alone(self) -> float:

@@ -288,7 +288,8 @@ def _asked(question: PlanQuestion) -> Plan:
     """What is asked, as far as a plan says it too."""
     parts = [one.name for part in (Target, Trust) for one in fields(part)]
     same = {name: getattr(question, name) for name in (*parts, "tau2") if hasattr(question, name)}
-    return Plan(participations=question.planned_participations, horizon=question.rounds, **same)
+    plan = Plan(participations=question.planned_participations, horizon=question.rounds, **same)
+    return replace(plan, mode=plan.settled_mode)
 
 
 def _draft(question: PlanQuestion) -> Plan:

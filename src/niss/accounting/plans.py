@@ -12,14 +12,14 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import InstanceOf
 from typing_extensions import Doc
 
-from niss.accounting.asked import Horizon, Sharing, Target, Trust, method_names, usual_mode
+from niss.accounting.asked import Horizon, Sharing, Target, Trust, method_names, settled_mode
 from niss.accounting.assumed import Assumed, assumed_in
 from niss.accounting.calibration import committed_run
 from niss.accounting.committed import Committed
@@ -92,14 +92,8 @@ class Plan(Trust, Horizon, Sharing, Target):
         False
     )
 
-    mode_is_planned: ClassVar[bool] = False
-    """Whether nobody asked for the mode, so that who knows the size of a round may choose a better one."""
-
     def __post_init__(self) -> None:
         record = self.unit == "record"
-        if self.mode == "planned":
-            object.__setattr__(self, "mode", usual_mode(self.unit))
-            object.__setattr__(self, "mode_is_planned", True)
         require_needs(_RECORD if record else _NO_RECORD, vars(self), who=f"unit {self.unit!r}")
         for name in ("batch", "records") if record else ():
             if getattr(self, name) is None:
@@ -128,6 +122,12 @@ class Plan(Trust, Horizon, Sharing, Target):
         if self.participations != "planned":
             return self.participations
         return math.ceil((self.horizon or 1) / self.separation)
+
+    @property
+    def settled_mode(self) -> Literal["tolerate", "repair"]:
+        """What happens to the noise of clients that drop out: as asked, or as usual. Who knows a round's size may
+        choose a better one where it is left to be planned."""
+        return settled_mode(self.mode, self.unit)
 
     @property
     def planned_rounds(self) -> int:

@@ -72,7 +72,7 @@ def plan_noise(plan: Plan, participants: int) -> Noise:
             "the protocol runs niss with one target for all, of clients or records", field="plan"
         )
     assumed, moved = plan.assumed(participants), plan.sensitivity(1.0 / plan.divisor(participants), 1.0)
-    repairing = plan.mode == "repair"
+    repairing = plan.settled_mode == "repair"
     if plan.kind.carries:
         run, square = plan.committed(participants), float(moved) ** 2
         noise = replace(run.noise.scaled(square), colluders=0)

@@ -351,13 +351,15 @@ def _committed_to(plan: Plan, rounds: int) -> Plan:
 def in_short(plan: Plan, metrics: Iterable[str], tracker: str) -> list[str]:
     """The plan with all that was derived, what travels inside the uploads, and who holds the beacon; a line each."""
     dropout = (
-        f"{plan.dropout or USUAL_DROPOUT:.0%} expected" if plan.mode == "repair" else "their noise stays"
+        f"{plan.dropout or USUAL_DROPOUT:.0%} expected"
+        if plan.settled_mode == "repair"
+        else "their noise stays"
     )
     said = [
         f"target: epsilon {plan.epsilon}, delta {digits(plan.delta)}, {plan.relation}",
         f"{plan.turns} rounds of a client, clip {plan.clip:g}, {100.0 * plan.collusion:.3g} % collude",
         f"noise shares: with {plan.neighbours:g} others, or all there are; kappa {plan.kappa:g}",
-        f"dropouts: {plan.mode}, {dropout}",
+        f"dropouts: {plan.settled_mode}, {dropout}",
     ]
     if plan.kind.carries:
         said.append(

@@ -146,7 +146,6 @@ class NissStrategy(Strategy):
         on_hopeless: Literal["warn", "stop"] = "warn",
     ) -> None:
         require_wrappable(strategy)
-        self._any_mode = plan.mode_is_planned
         if on_hopeless not in ("warn", "stop"):
             raise ConfigError(f"must be 'warn' or 'stop', not {on_hopeless!r}", field="on_hopeless")
         plan = carrying(plan) if carry else plan
@@ -209,7 +208,7 @@ class NissStrategy(Strategy):
         self._nodes, self._coordinates = len(list(grid.get_node_ids())), Model.of(initial_arrays).size
         # What will go wrong is said, or refused, while nobody has been asked anything.
         self.plan = lasting(self.plan, self.inner, num_rounds, self._nodes)
-        if self._any_mode:
+        if self._given.mode == "planned":
             self.plan = in_better_mode(self.plan, self.inner, self._nodes)
         metrics = {**self._metrics.means(np.zeros(len(self._metrics.ranges)), 1.0, 1.0), self._weight: 1}
         try_strategy(self.inner, initial_arrays, train_config, metrics)
@@ -451,7 +450,7 @@ class NissStrategy(Strategy):
         # What followed the nodes that were there when the run began.
         if before is not None and self._given.participations == "planned":
             self.plan = replace(self.plan, participations=before.plan.participations)
-        if before is not None and self._any_mode:
+        if before is not None and self._given.mode == "planned":
             self.plan = replace(self.plan, mode=before.plan.mode)
         if self.plan.kind.carries:
             self.plan = for_nodes(self.plan, before.participants if before else self._size, self._nodes)

@@ -371,7 +371,7 @@ def say_round(
 
 def _warn_of_losses(plan: Plan, record: RoundRecord) -> None:
     """Warn of a round that lost more uploads than its plan allows for."""
-    if plan.mode == "repair":
+    if plan.settled_mode == "repair":
         expected = plan.assumed(record.participants).dropped
     else:
         expected = most_dropped(record.participants, plan.dropout, plan.delta)
@@ -379,7 +379,7 @@ def _warn_of_losses(plan: Plan, record: RoundRecord) -> None:
         LOG.warning(
             "niss: round %d lost %d of %d uploads, and the plan (%s, dropout %g) allows for %d%s. A larger dropout, or "
             "mode 'repair', makes room for such rounds",
-            *(record.round, len(record.lost), record.participants, plan.mode, plan.dropout, expected),
+            *(record.round, len(record.lost), record.participants, plan.settled_mode, plan.dropout, expected),
             "" if record.exact else ": noise of the lost stays in the sum",
         )
 

@@ -340,8 +340,8 @@ class Limits:
             f"the plan is for {plan.relation!r}, but this node requires {self.relation!r}",
         )
         _require(
-            self.modes is None or plan.mode in self.modes,
-            f"mode {plan.mode!r} is not accepted by this node",
+            self.modes is None or plan.settled_mode in self.modes,
+            f"mode {plan.settled_mode!r} is not accepted by this node",
         )
         _require(
             proposal.deadline is None or proposal.deadline >= self.deadline,
@@ -427,7 +427,7 @@ class Limits:
             rounds=plan.possible_rounds if schedule is None else schedule.rounds,
             attempts=plan.attempts,
             batch=plan.batch,
-            modes=(plan.mode,),
+            modes=(plan.settled_mode,),
             trusted=trusted,
             # With a schedule, all that may be in the terms is fixed.
             strength=None

@@ -295,7 +295,7 @@ def _check_plan(proposal: Proposal) -> None:
     if schedule is None:
         return
     both = {
-        "mode": (plan.mode, schedule.mode),
+        "mode": (plan.settled_mode, schedule.mode),
         "participants": (plan.participants, schedule.participants),
         "rounds": (plan.planned_rounds + plan.closing, schedule.rounds),
         "separation": (plan.separation, schedule.separation),

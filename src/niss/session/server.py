@@ -26,6 +26,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -112,7 +113,8 @@ class Session:
         saved        what `save` was given last of the run to go on with; `ConfigError` where it was started with other
                      settings
         """
-        plan = setup.plan
+        # What travels is settled, whatever a node takes for usual.
+        plan = replace(setup.plan, mode=setup.plan.settled_mode)
         self._setup, self._server, self._coordinator = setup, Server(identity), coordinator
         self._port = save
         known = None if saved is None else read_proposal(saved.proposal)
@@ -412,7 +414,7 @@ class Session:
             (node for node in current.nodes if node not in current.lost),
             lambda node: [current.nodes[seat] for seat in current.agreed.neighbours(seat_of[node])],
         )
-        if self._setup.plan.mode != "repair":
+        if self.proposal.plan.mode != "repair":
             self._ask(Stage.DONE, {})
             return
         asked = self._server.request_reveals()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from annotated_types import Ge, Lt, MinLen
 from typing_extensions import Doc
 
-from niss.accounting.asked import usual_mode
+from niss.accounting.asked import settled_mode
 from niss.checks import require_one_of
 from niss.errors import ConfigError
 from niss.settings import Count, check, settings, to_values
@@ -125,7 +125,7 @@ class Config:
         """What happens to the noise of clients that drop out; in a simulation only where the settings say so."""
         if self.privacy.mode == "planned" and not self.privacy.dropout:
             return "tolerate"
-        return usual_mode(self.privacy.unit) if self.privacy.mode == "planned" else self.privacy.mode
+        return settled_mode(self.privacy.mode, self.privacy.unit)
 
     def sampling_of(self, method: MethodConfig) -> Drawing:
         """How the participants of this method are drawn: as in `training`, unless its claim needs another way."""

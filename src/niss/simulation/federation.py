@@ -70,7 +70,7 @@ class Federation:
         self.adaptive = config.adaptive_clip(method)
         self.optimizer = Optimizer.of(config.training, plan, config.rounds)
         self.work = local_work(config)
-        self.repairing = plan.kind.shares_noise and plan.mode == "repair"
+        self.repairing = plan.kind.shares_noise and plan.settled_mode == "repair"
         self.history = NoiseHistory(lambda number: self.stream_of(number).child("noise"))
         # Where no noise is shared there is nothing to exchange.
         real = config.exchange == "protocol" and plan.kind.has_protocol
