@@ -2,7 +2,6 @@
 
     python benchmarks/flower.py --quick            # smoke test: few clients, a small model
     python benchmarks/flower.py --json flower.json # 30 clients, 199,210 parameters
-    python benchmarks/flower.py --memory --clients 10 --coordinates 10000000
 
 Plain FedAvg and NISS run as apps do: a strategy, a ClientApp for each client, messages that are encoded and decoded on
 their way. SecAgg+ exists for the older API only and runs through its own mod and workflow, as in `protocol.py`; putting
@@ -11,16 +10,12 @@ left out. All times are CPU time with one thread. Two sums are shown of the time
 `one machine`, where the clients run one after the other, and `federation`, where they run at once and the round waits
 for the slowest (here: the median, since all do the same). In `niss carried` twice as many clients take turns, so that
 rounds are of the same size, and each shares noise with everyone of its round, of the one before and of the next.
-
-With `--memory` one round of each is traced instead of timed: the most memory that the answer of one client takes beyond
-the message it answers, and the most that all of it takes together, server and messages in flight, in one process.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import tracemalloc
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,7 +71,6 @@ class MeasuringGrid(Grid):
     def __init__(self, clients: int, app: ClientApp) -> None:
         self._app = app
         self._contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in range(1, clients + 1)}
-        self.client_peak = self._peak = 0
         self.reset()
 
     def reset(self) -> None:
@@ -103,29 +97,11 @@ class MeasuringGrid(Grid):
         before, trained = process_time(), TRAINING.seconds
         received = Message(_decoded(carried), dst_node_id=node, message_type=message.metadata.message_type)
         received.metadata.__dict__["_message_id"] = message.metadata.message_id
-        held = self._traced()
         reply = self._app(received, self._contexts[node])
-        self._traced(held)
         back = recorddict_to_proto(reply.content).SerializeToString()
         self.spent[node] += process_time() - before - (TRAINING.seconds - trained)
         self.sent[node] += len(back)
         return Message(_decoded(back), reply_to=message)
-
-    def _traced(self, held: int | None = None) -> int:
-        """Bytes in use; with `held`, those before a client answered, its peak is noted first."""
-        now, peak = tracemalloc.get_traced_memory()
-        self._peak = max(self._peak, peak)
-        if held is not None:
-            self.client_peak = max(self.client_peak, peak - held)
-        if tracemalloc.is_tracing():
-            tracemalloc.reset_peak()
-        return now
-
-    @property
-    def peak(self) -> int:
-        """The most bytes in use so far."""
-        self._traced()
-        return self._peak
 
     def _unused(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
@@ -159,8 +135,8 @@ class Training:
 TRAINING = Training()
 
 
-def play(strategy: Strategy, mods: list[Any], clients: int, rounds: int) -> tuple[list[Cost], MeasuringGrid]:
-    """Some rounds through the strategy's own methods, as `Strategy.start` calls them; and the grid they were on."""
+def play(strategy: Strategy, mods: list[Any], clients: int, rounds: int) -> list[Cost]:
+    """Some rounds through the strategy's own methods, as `Strategy.start` calls them."""
     app = ClientApp(mods=mods)
     app.train()(TRAINING)
     grid = MeasuringGrid(clients, app)
@@ -179,7 +155,7 @@ def play(strategy: Strategy, mods: list[Any], clients: int, rounds: int) -> tupl
         expected = np.mean([TRAINING.updates[node] for node in asked], axis=0)
         _check(strategy, found["weights"].numpy() - arrays["weights"].numpy(), expected)
         arrays = found
-    return costs, grid
+    return costs
 
 
 def contestants(clients: int, rounds: int) -> dict[str, tuple[Strategy, list[Any], int]]:
@@ -195,22 +171,6 @@ def contestants(clients: int, rounds: int) -> dict[str, tuple[Strategy, list[Any
     turns = Plan(**settings, separation=SEPARATION)
     made["niss carried"] = (NissStrategy(plain, plan=turns, carry=True), [niss_mod], SEPARATION * clients)
     return made
-
-
-def measure_memory(clients: int, coordinates: int) -> list[Row]:
-    """What one round takes; the fixed updates of the clients are there before."""
-    step = np.full(coordinates, 0.9 * CLIP / coordinates**0.5, dtype=np.float32)
-    TRAINING.updates = dict.fromkeys(range(1, SEPARATION * clients + 1), step)
-    rows = []
-    for name, contestant in contestants(clients, 1).items():
-        tracemalloc.start()
-        _, grid = play(*contestant, rounds=1)
-        peaks = {"one client": grid.client_peak, "together": grid.peak}
-        tracemalloc.stop()
-        rows.append({"contestant": name})
-        for kind, peak in peaks.items():
-            rows[-1] |= {f"{kind}, MB": peak / 1e6, f"{kind}, in models": peak / (4 * coordinates)}
-    return rows
 
 
 def _check(strategy: Strategy, found: np.ndarray, expected: np.ndarray) -> None:
@@ -239,7 +199,7 @@ def measure(clients: int, coordinates: int, rounds: int) -> list[Row]:
         drawn = rng.normal(size=coordinates).astype(np.float32)
         TRAINING.updates[node] = (0.9 * CLIP / np.linalg.norm(drawn)) * drawn
     found = {
-        name: play(*contestant, rounds=rounds + 1)[0]
+        name: play(*contestant, rounds=rounds + 1)
         for name, contestant in contestants(clients, rounds + 1).items()
     }
     nothing = Cost([0.0], 0.0, 0)
@@ -273,7 +233,6 @@ def main() -> None:
         repeats=3,
         clients={"type": int, "default": 30},
         coordinates={"type": int, "default": 199_210},
-        memory={"action": "store_true", "help": "trace memory instead of timing"},
     )
     if options.quick:
         options.clients, options.coordinates = 5, 2_000
@@ -282,10 +241,7 @@ def main() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     title = f"{options.clients} clients, {options.coordinates:,} parameters"
     with threadpool_limits(1):
-        if options.memory:
-            report.add(f"memory, {title}", measure_memory(options.clients, options.coordinates))
-        else:
-            report.add(title, measure(options.clients, options.coordinates, options.repeats))
+        report.add(title, measure(options.clients, options.coordinates, options.repeats))
 
 
 if __name__ == "__main__":

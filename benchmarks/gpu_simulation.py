@@ -1,12 +1,9 @@
-"""A round of the paper on a CUDA device: training of all clients, evaluation, and the noise of the shares.
+"""A round of the paper on a CUDA device: training of all clients, 30 or 120, and evaluation, float32 and TF32.
 
 The work: m clients x 600 samples x E = 5 epochs x batches of 10, then the mean of the updates and its
 evaluation on 10,000 images, all on the device; images are synthetic, of MNIST's shape. Contestants take
 turns, and medians over the repeats are printed. `one by one` is the plain PyTorch loop on the device; it
 runs before the others and for fewer clients, as its line says, and ratios compare seconds per client.
-
-    mlp, cnn      rounds of 30 and 120 models, float32 and TF32
-    noise         shares of all m (m - 1) edges against torch.randn of as many numbers
 """
 
 from __future__ import annotations
@@ -20,12 +17,10 @@ import torch
 from harness import Report, Row, command_line, in_turns, seconds
 from torch import Tensor
 
-from niss.graph import ShareGraph
 from niss.learning import Cnn, Cohort, FlatLayout, ImageSamples, Job, LocalTraining, Mlp, build_model
 from niss.learning.cuda import CudaEngine, Formulation
-from niss.learning.cuda.program import stacked_mlp, stacked_module
+from niss.learning.cuda.program import stacked_module
 from niss.randomness import SimStream
-from niss.simulation.cuda import add_shares_on_device
 
 SHAPE, SAMPLES = (1, 28, 28), 600
 ALONE = 2
@@ -42,8 +37,6 @@ def images(count: int) -> tuple[Tensor, Tensor]:
 def formulation(kind: str, module: Mlp | Cnn) -> Formulation | None:
     if kind == "vmap":
         return Formulation("vmap in a CUDA graph", stacked_module(module))
-    if kind == "plain" and isinstance(module, Mlp):
-        return Formulation("batched products in a CUDA graph", stacked_mlp(module))
     if kind == "one by one":
         return Formulation("one client after another", None)
     return None
@@ -88,7 +81,6 @@ def on_device(work: Callable[[], object]) -> float:
 def rounds(name: str, repeats: int, *, quick: bool) -> list[Row]:
     """Every contestant in turns; the plain loop, which takes long, twice."""
     contestants = [("niss", 30, False), ("niss", 30, True), ("vmap", 30, False)]
-    contestants += [("plain", 30, False)] if name == "mlp" else []
     contestants += [] if quick else [("vmap", 30, True), ("niss", 120, False), ("niss", 120, True)]
     alone = ("one by one", ALONE, False)
     made = {one: Round(name, *one[:2], tf32=one[2]) for one in [*contestants, alone]}
@@ -107,49 +99,14 @@ def rounds(name: str, repeats: int, *, quick: bool) -> list[Row]:
     return rows
 
 
-def noise(repeats: int) -> list[Row]:
-    """Shares of all edges of a complete round, and the raw rate of Gaussians."""
-    clients, sizes = 30, (199_210, 1_663_370)
-    graph = ShareGraph.complete(clients)
-    edges = graph.senders.size
-    pool = torch.empty(edges * sizes[0], device="cuda")
-    raw = pool.numel() / median(timed(pool.normal_, repeats))
-    del pool
-    rows: list[Row] = []
-    for distortion, draws in (("scalar", 1), ("additive", 1), ("coordinate", 2)):
-        for coordinates in sizes:
-            uploads = torch.zeros((clients, coordinates), device="cuda")
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-
-            def add(uploads: Tensor = uploads, distortion: str = distortion) -> None:
-                add_shares_on_device(
-                    uploads, graph, unit_variance=1.0, tau2=0.1, distortion=distortion, stream=SimStream(1)
-                )
-
-            spent = median(timed(add, repeats))
-            rate = draws * edges * coordinates / spent
-            row: Row = {"noise": distortion, "h": coordinates, "ms": 1e3 * spent}
-            row |= {"G/s": rate / 1e9, "of raw": rate / raw}
-            rows.append(row | {"bytes more": torch.cuda.max_memory_allocated() - before})
-    return [*rows, {"noise": "torch.randn", "G/s": raw / 1e9, "of raw": 1.0}]
-
-
-def timed(work: Callable[[], object], repeats: int) -> list[float]:
-    return in_turns({"": lambda: on_device(work)}, repeats, warm_up=True)[""]
-
-
 def main() -> None:
     """Measure, print, write."""
-    options = command_line(__doc__, only=("mlp", "cnn", "noise"), repeats=7)
+    options = command_line(__doc__, only=("mlp", "cnn"), repeats=7)
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: nothing to measure")
     report = Report(options, "torch", "triton")
     for name in options.only:
-        found = (
-            noise(options.repeats) if name == "noise" else rounds(name, options.repeats, quick=options.quick)
-        )
+        found = rounds(name, options.repeats, quick=options.quick)
         report.add(f"{name} on {torch.cuda.get_device_name()}", found)
 
 

@@ -3,7 +3,7 @@
 Contestants: the shares of `niss.mechanism.add_shares` with each distortion (the simulator's noise stage), the same
 round the naive way (all shares drawn at once, m x v x h numbers in memory, so a smaller h), bare Gaussians of numpy as
 a yardstick, and the `SecretStream` of the real protocol, in numpy and compiled by numba (`niss[fast]`, loaded before
-anything is timed). Interleaved, medians of CPU time. The kernel of the GPU engine is in `gpu_simulation.py`.
+anything is timed). Interleaved, medians of CPU time.
 """
 
 from __future__ import annotations

@@ -2,15 +2,11 @@
 
 The command is a process of its own, imports included; `--version` beside it is what any command costs. The page's
 answer is the function behind `/api/plan`, asked for another number of participants each time, so that no earlier answer
-helps. Counted is the time of the processor, which other work on the machine hardly changes; `--beside` measures another
-checkout in the same run, repeat by repeat.
-
-    python benchmarks/planner.py --beside ../earlier/src
+helps. Counted is the time of the processor, which other work on the machine hardly changes.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -18,7 +14,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from harness import Report, answer, command_line, elsewhere, in_turns, medians
@@ -68,25 +63,22 @@ def ask(repeat: int) -> dict[str, float]:
     return seconds
 
 
-def measure_commands(environment: dict[str, str], _repeats: object) -> dict[str, float]:
+def measure_commands(_: object) -> dict[str, float]:
     """The seconds of each command."""
-    return {
-        name: run([sys.executable, "-m", "niss", *flags.split()], environment)
-        for name, flags in COMMANDS.items()
-    }
+    return {name: run([sys.executable, "-m", "niss", *flags.split()]) for name, flags in COMMANDS.items()}
 
 
-def run(command: list[str], environment: dict[str, str]) -> float:
+def run(command: list[str]) -> float:
     """The seconds of processor that a command takes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=os.environ | environment)
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def measure_page(environment: dict[str, str], repeats: count[int]) -> dict[str, float]:
+def measure_page(repeats: count[int]) -> dict[str, float]:
     """The same of the page, with other questions each time."""
-    return dict(answer(elsewhere("planner.ask", next(repeats), **environment)))
+    return dict(answer(elsewhere("planner.ask", next(repeats))))
 
 
 MEASURED: dict[str, Callable[..., dict[str, float]]] = {"command": measure_commands, "page": measure_page}
@@ -94,22 +86,12 @@ MEASURED: dict[str, Callable[..., dict[str, float]]] = {"command": measure_comma
 
 def main() -> None:
     """Measure, print, write."""
-    beside = {"type": Path, "help": "src of another checkout, measured in turn"}
-    options = command_line(__doc__, only=list(MEASURED), beside=beside)
+    options = command_line(__doc__, only=list(MEASURED))
     report = Report(options, "scipy")
-    sources: dict[str, dict[str, str]] = {"seconds": {}}
-    if options.beside is not None:
-        sources["beside"] = {"PYTHONPATH": str(options.beside.resolve())}
     for kind in options.only:
-        turns = {
-            name: partial(MEASURED[kind], environment, count(1)) for name, environment in sources.items()
-        }
-        found = {name: medians(runs) for name, runs in in_turns(turns, options.repeats).items()}
-        rows = [
-            {kind: name} | {source: one[name] for source, one in found.items()} for name in found["seconds"]
-        ]
-        for row in rows if options.beside is not None else ():
-            row["ratio"] = row["beside"] / row["seconds"]
+        turns = {kind: partial(MEASURED[kind], count(1))}
+        found = medians(in_turns(turns, options.repeats)[kind])
+        rows = [{kind: name, "seconds": seconds} for name, seconds in found.items()]
         report.add(f"seconds of processor, {kind}", rows)
 
 

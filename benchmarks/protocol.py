@@ -423,10 +423,6 @@ def main() -> None:
         coordinates={"type": int, "default": 200_000},
         graphs={"nargs": "+", "choices": list(GRAPHS), "default": list(GRAPHS)},
         dropped={"nargs": "+", "type": int, "default": [0, 1]},
-        numpy={
-            "action": "store_true",
-            "help": "as without numba: shares by numpy, sums of points by libsodium",
-        },
     )
     report = Report(options, "cryptography", "flwr", "numba")
     names = list(dict.fromkeys(["fedavg", *options.only]))
@@ -434,7 +430,7 @@ def main() -> None:
         print("secagg+ skipped: flwr is not installed (pip install 'niss[flower]')")
         names = [name for name in names if "secagg" not in name]
     # Loaded before anything is timed: a process does it once, when it is worth it.
-    compiled = not options.numpy and load_loop() is not None and points.load_points() is not None
+    compiled = load_loop() is not None and points.load_points() is not None
     secret.demand.worth = points.demand.worth = 0 if compiled else 2**63
     print(f"shares and sums of points are {'compiled' if compiled else 'numpy and libsodium'}, on one thread")
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,4 +1,4 @@
-"""How fast a round is simulated: NISS beside a plain PyTorch loop, JAX, fedjax, Flower and pfl-research, in one run.
+"""How fast a round is simulated: NISS beside a plain PyTorch loop, Flower and pfl-research, in one run.
 
 The work is a round of the paper: every client takes some epochs of SGD in batches of 10 from the same start, and the
 updates are averaged. Every contestant does it through its public API, with the same model, data, start and number of
@@ -38,7 +38,7 @@ from harness import Report, command_line, cpu_seconds, family, megabytes, with_t
 
 BATCH, LEARNING_RATE, CLASSES, SIDE = 10, 0.01, 10, 28
 LENGTH, VOCABULARY = 80, 90
-NEEDED = {"jax": ("jax",), "fedjax": ("jax", "fedjax"), "flower": ("flwr", "ray"), "pfl": ("pfl",)}
+NEEDED = {"flower": ("flwr", "ray"), "pfl": ("pfl",)}
 HOW_TO_GET = {"flwr": "'flwr[simulation]'", "ray": "'flwr[simulation]'"}
 ON_CUDA = ("niss", "plain", "pfl", "flower")
 GPU_SHARE = 0.25
@@ -306,87 +306,6 @@ def two_processes(case: Case) -> Play:
     return play
 
 
-def jax_parameters(case: Case) -> dict[str, Array]:
-    """The start as JAX likes it: inputs first."""
-    parts = [part.detach().numpy() for part in make_module(case).parameters()]
-    return {f"{number:02d}": np.ascontiguousarray(part.T) for number, part in enumerate(parts)}
-
-
-def jax_loss(weights: Any, images: Any, labels: Any) -> Any:
-    """Mean cross-entropy of the MLP."""
-    import jax
-    import jax.numpy as jnp
-
-    parts = [weights[name] for name in sorted(weights)]
-    flow = images.reshape(len(images), -1)
-    while len(parts) > 2:
-        flow, parts = jax.nn.relu(flow @ parts[0] + parts[1]), parts[2:]
-    chances = jax.nn.log_softmax(flow @ parts[0] + parts[1])
-    return -jnp.take_along_axis(chances, labels[:, None], 1).mean()
-
-
-def jax_round(case: Case) -> Play:
-    """One compiled function: scan over steps, inside map over clients; on all cores, as XLA likes."""
-    import jax
-    import jax.numpy as jnp
-
-    images, labels = (jnp.asarray(part) for part in make_data(case))
-    start = {name: jnp.asarray(part) for name, part in jax_parameters(case).items()}
-    gradient, tree_map = jax.grad(jax_loss), jax.tree_util.tree_map
-
-    def one_client(images: Any, labels: Any, rows: Any) -> Any:
-        def step(weights: Any, batch: Any) -> Any:
-            slopes = gradient(weights, images[batch], labels[batch])
-            return tree_map(lambda w, g: w - LEARNING_RATE * g, weights, slopes), None
-
-        end, _ = jax.lax.scan(step, start, rows)
-        return tree_map(lambda a, b: a - b, end, start)
-
-    @jax.jit
-    def everyone(rows: Any) -> Any:
-        updates = jax.lax.map(lambda own: one_client(*own), (images, labels, rows))
-        return tree_map(lambda part: part.mean(0), updates)
-
-    def play() -> float:
-        orders = [[batch.numpy() for batch in batches(case, client)] for client in range(case.clients)]
-        mean = jax.block_until_ready(everyone(np.stack([np.stack(order) for order in orders])))
-        return sum(float((part**2).sum()) for part in mean.values()) ** 0.5
-
-    return play
-
-
-def fedjax(case: Case) -> Play:
-    """Its federated averaging with its own batches."""
-    import jax
-
-    names = ("map", "leaves", "multimap", "structure", "flatten", "unflatten")
-    for name in (f"tree_{part}" for part in names):
-        # fedjax 0.0.17 was written for a jax that had these at the top.
-        if not hasattr(jax, name) and hasattr(jax.tree_util, name):
-            setattr(jax, name, getattr(jax.tree_util, name))
-    import fedjax as library
-
-    gradient = jax.grad(jax_loss)
-    algorithm = library.algorithms.fed_avg.federated_averaging(
-        lambda weights, batch, _: gradient(weights, batch["x"], batch["y"]),
-        library.optimizers.sgd(LEARNING_RATE),
-        library.optimizers.sgd(1.0),
-        library.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=case.epochs, drop_remainder=False),
-    )
-    start = jax_parameters(case)
-    clients = [
-        (number, library.ClientDataset({"x": images, "y": labels}), jax.random.PRNGKey(number))
-        for number, (images, labels) in enumerate(zip(*make_data(case), strict=True))
-    ]
-
-    def play() -> float:
-        state, _ = algorithm.apply(algorithm.init(start), clients)
-        end = jax.block_until_ready(state.params)
-        return sum(float(((end[name] - start[name]) ** 2).sum()) for name in start) ** 0.5
-
-    return play
-
-
 def flower(case: Case) -> Play:
     """Its simulation runtime on Ray: a core for each client, and on a GPU a share of it."""
     import torch
@@ -544,8 +463,6 @@ CONTESTANTS: dict[str, Callable[[Case], Play]] = {
     "plain": plain,
     "niss": niss,
     "two-processes": two_processes,
-    "jax": jax_round,
-    "fedjax": fedjax,
     "pfl": pfl,
     "flower": flower,
 }
@@ -564,7 +481,7 @@ class Seat:
         self.update_norm = float("nan")
         self.engine: list[str] = []
         self.log = Path(tempfile.gettempdir()) / f"niss-benchmark-{os.getpid()}-{name}-{case.model}.log"
-        threads = {} if "jax" in name else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
         quiet |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         # Imported, not run as a script: Ray's processes must find the functions of this file by name.
@@ -632,8 +549,6 @@ def serve(name: str, case: str) -> None:
 
 def missing(name: str, case: Case) -> str:
     """Why a contestant cannot take part; empty where it can."""
-    if "jax" in name and case.model != "mlp":
-        return "written for mlp alone"
     if case.device != "cpu" and name not in ON_CUDA:
         return "runs on the CPU here"
     for package in NEEDED.get(name, ()):
@@ -696,7 +611,7 @@ def main() -> None:
         models={"nargs": "+", "choices": list(CASES), "default": list(CASES)},
         device={"default": "cpu", "choices": ("cpu", "cuda")},
     )
-    report = Report(options, "torch", "jax", "fedjax", "flwr", "ray", "pfl")
+    report = Report(options, "torch", "flwr", "ray", "pfl")
     for model in options.models:
         sizes = CUDA_CASES.get(model, CASES[model]) if options.device == "cuda" else CASES[model]
         case = Case(model, *(QUICK if options.quick else sizes), options.device)

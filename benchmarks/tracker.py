@@ -7,7 +7,7 @@ Requests are sent at fixed times whether or not earlier ones were answered; a la
 was due, so a tracker that falls behind cannot hide it. The requests are signed beforehand.
 
 Where other work takes the cores, the rate says little: CPU time a request, of the trackers and of the load, says what
-the machine could do. `--beside SRC` measures the package of another source folder in turns with this one.
+the machine could do.
 
 The store is filled directly, the rounds are opened through the tracker's client. A request does not touch the store
 once its round was asked for; what the store costs shows in `opening a round`.
@@ -101,16 +101,13 @@ def prepare(kind: str, url: str, clients: Sequence[tuple[Identity, Any]]) -> Non
 
 
 @contextmanager
-def tracker_process(
-    key: Path, url: str, server: Identity, source: Path, core: int
-) -> Iterator[tuple[int, str]]:
-    """A tracker of the package in `source`, on that core; its process number and its address."""
+def tracker_process(key: Path, url: str, server: Identity, core: int) -> Iterator[tuple[int, str]]:
+    """A tracker on that core; its process number and its address."""
     flags = ["--server-key", server.public.hex(), "--store", url, "--identity", str(key), "--port", "0"]
     flags += ["--address-rate", "0", "--identity-rate", "0", "--log-level", "warning"]
     process = subprocess.Popen(
         [sys.executable, "-m", "niss", "tracker", *flags],
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(source)},
     )
     try:
         assert process.stdout is not None
@@ -212,27 +209,24 @@ async def load(
 
 
 def measure(kind: str, url: str, folder: Path, options: argparse.Namespace, report: Report) -> None:
-    """All rates and repeats on one store, the sources in turns."""
+    """All rates and repeats on one store."""
     server, clients = Identity.generate(os.urandom), options.made
     prepare(kind, url, clients)
     key, cores = folder / "tracker.key", sorted(os.sched_getaffinity(0))
     tracker = create_keyfile(key, Identity.generate(os.urandom)).public
-    sources = [path.resolve() for path in (Path(__file__).parents[1] / "src", *options.beside)]
     with ExitStack() as stack:
-        groups = []
-        for source in sources:
-            started = [
-                stack.enter_context(tracker_process(key, url, server, source, cores[-1 - place % len(cores)]))
-                for place in range(options.trackers)
-            ]
-            groups.append((source, [pid for pid, _ in started], [address for _, address in started]))
+        started = [
+            stack.enter_context(tracker_process(key, url, server, cores[-1 - place % len(cores)]))
+            for place in range(options.trackers)
+        ]
+        pids, urls = [pid for pid, _ in started], [address for _, address in started]
         if len(cores) > options.trackers:
             os.sched_setaffinity(0, set(cores[: -options.trackers]))
             stack.callback(os.sched_setaffinity, 0, set(cores))
-        paths, opening = open_rounds(groups[0][2][0], server, clients)
-        for *_, urls in groups:  # Warm up; each tracker reads the round into its memory.
-            asyncio.run(load(urls, signed_requests(urls[0], tracker, clients, paths, 1_000), 250))
-        for rate, _, (source, pids, urls) in itertools.product(options.rate, range(options.repeats), groups):
+        paths, opening = open_rounds(urls[0], server, clients)
+        # Warm up; each tracker reads the round into its memory.
+        asyncio.run(load(urls, signed_requests(urls[0], tracker, clients, paths, 1_000), 250))
+        for rate, _ in itertools.product(options.rate, range(options.repeats)):
             count = int(rate * options.seconds)
             requests = signed_requests(urls[0], tracker, clients, paths, count)
             gc.collect()
@@ -243,7 +237,6 @@ def measure(kind: str, url: str, folder: Path, options: argparse.Namespace, repo
             ranked = sorted(latencies) or [float("nan")]
             row = {
                 "store": kind,
-                "source": str(source),
                 "trackers": options.trackers,
                 "clients": len(clients),
             }
@@ -267,7 +260,6 @@ def main() -> None:
         rate=number | {"default": [1000.0]},
         seconds={"type": float, "default": 20.0},
         trackers={"type": int, "default": 1, "help": "processes on one store"},
-        beside={"type": Path, "nargs": "*", "default": [], "metavar": "SRC", "help": "other source folders"},
     )
     if options.quick:
         options.clients, options.seconds = 2000, 3.0
