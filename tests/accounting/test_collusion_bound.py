@@ -21,26 +21,7 @@ from niss.mechanism import gdp_epsilon
 from niss.views import Corruption, expected_bound, worst_case
 from niss.views.collusion import colluding_neighbours, spectral_bound
 from niss.views.numerics import largest_eigenvalue, links
-
-FloatArray = NDArray[np.float64]
-
-
-def weights_between(graph: ShareGraph) -> FloatArray:
-    matrix = np.zeros((graph.size, graph.size))
-    np.add.at(matrix, (graph.senders, graph.receivers), graph.weights)
-    return matrix + matrix.T
-
-
-def left_to(
-    weights: FloatArray, colluders: NDArray[np.bool_], unit: float, residual: FloatArray
-) -> FloatArray:
-    """The effective variance of every client, by inverting the matrix of the honest ones; infinite for colluders."""
-    honest = np.flatnonzero(~colluders)
-    within = unit * weights[np.ix_(honest, honest)]
-    covariance = np.diag(within.sum(axis=1) + residual[honest]) - within
-    result = np.full(colluders.size, np.inf)
-    result[honest] = 1.0 / np.diag(np.linalg.inv(covariance))
-    return result
+from support.graphs import drawn_graph, left_to, weights_between
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,18 +38,8 @@ def test_no_set_of_colluders_beats_the_bound_on_small_graphs(
 ) -> None:
     """Every set, every client, unequal residuals: colluders placed after the graph is known."""
     draw = np.random.default_rng(seed)
-    beacon, degree, removed = draw.bytes(8), min(degree, size - 1), min(removed, size - 2)
-    if kind == "complete":
-        graph = ShareGraph.complete(size, weight=0.7)
-    elif kind == "random":
-        graph = ShareGraph.random(size, degree=degree, beacon=beacon)
-    elif kind == "unequal":
-        graph = ShareGraph.regular(size, degree=2, beacon=beacon, shares=draw.uniform(2.0, 3.0, size))
-    elif kind == "coalition":
-        groups = [range(size // 2), range(size // 2, size)]
-        graph = ShareGraph.coalition(size, groups=groups, degree=min(degree, size // 2 - 1), beacon=beacon)
-    else:
-        graph = ShareGraph.regular(size, degree=degree, beacon=beacon)
+    removed = min(removed, size - 2)
+    graph = drawn_graph(kind, size, min(degree, size - 1), draw)
     residual = draw.uniform(0.01, 1.0, size)
     bound = spectral_bound(graph, Corruption(colluders=removed))
     claimed = bound.variance(unit, residual) + residual

@@ -8,7 +8,7 @@ import pytest
 
 from niss.accounting import Plan, PlanQuestion, forecast
 from niss.accounting.assumed import fewest_participants
-from niss.errors import ConfigError, PrivacyError
+from niss.errors import PrivacyError
 from niss.simulation import settings_of_plan
 
 LAB: dict[str, Any] = {"unit": "record", "records": 60_000, "batch": 0.05, "rounds": 600, "epsilon": 1.0}
@@ -68,23 +68,6 @@ def test_levers_and_share_of_the_signal() -> None:
     assert 0.9 < levers["twice the batch"] < 1.0
     half = forecast(participants=10, collusion=0.3, **{**LAB, "records": 30_000})
     assert half.noise_share == pytest.approx(2.0 * planned.noise_share, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"batch": None}, "batch"),
-        ({"records": None}, "records"),
-        ({"relation": "replace-one"}, "relation"),
-        ({"participations": 5}, "participations"),
-        ({"carry": True, "clients": 100}, "carry"),
-        ({"unit": "client"}, "batch"),
-    ],
-)
-def test_what_records_cannot_be_asked_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        forecast(**{"participants": 10, **LAB, **changes})
-    assert refused.value.field == field
 
 
 def test_the_simulator_is_given_silos() -> None:

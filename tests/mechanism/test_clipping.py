@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from niss.errors import ConfigError, PrivacyError
+from niss.errors import PrivacyError
 from niss.mechanism import clip_elements, clip_l2, l2_norm, require_finite
+from support.refusals import refuses
 
 Vector = NDArray[np.floating[Any]]
 FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}
@@ -108,9 +109,8 @@ def test_nan_and_infinity_are_refused_with_their_count(clip: Any) -> None:
 @pytest.mark.parametrize("clip", [clip_l2, clip_elements])
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf])
 def test_a_bound_must_be_a_positive_number(clip: Any, bound: float) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refuses("clip"):
         clip(np.ones(2), bound)
-    assert caught.value.field == "clip"
 
 
 @settings(deadline=None, max_examples=100)
