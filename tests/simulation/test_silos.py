@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import niss
+from niss.accounting import LedgerFile
 from niss.randomness import SimStream
 from niss.records import Records, draw_batch, reference_sum
 from niss.simulation import Config, make_config, with_overrides
+from niss.simulation.uploads import Played
 from support.federation import assert_resumes
 
 METHODS = ("fedavg", "central-dp", "niss", "dp-fedavg", "alone")
@@ -156,6 +158,41 @@ def test_a_run_that_was_killed_goes_on_with_the_same_batches(tmp_path, given, mo
 
     death = (CheckpointFolder, "append_round", lambda _folder, record, _seconds: record.round == 2)
     assert_resumes(tmp_path, silo_config(method), given, monkeypatch, *death)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_the_real_protocol_charges_every_node_a_slot_a_round_and_leaves_the_noise_it_says(
+    tmp_path, monkeypatch, late
+):
+    """Measured against the bare sums of the batches that the nodes drew: within 6 deviations of a sample variance."""
+    exchanges = []
+
+    class Watched(Played):
+        def __init__(self, setup):
+            super().__init__(setup)
+            exchanges.append(self)
+
+    monkeypatch.setattr(niss.simulation.federation, "Played", Watched)
+    config = silo_config(
+        exchange="protocol",
+        rounds=2,
+        data={"silos": 3},
+        model={"name": "logistic"},
+        training={"device": "cpu", "late": late},
+        privacy={"unit": "record", "batch": 0.05, "clip": 0.5, "epsilon": 2.0},
+        methods=[{"name": "niss"}],
+    )
+    result = niss.run(config, out=tmp_path)
+    for line in result.rounds:
+        off = line.aggregate_variance / line.aggregate_variance_predicted - 1.0
+        assert abs(off) < 6 * np.sqrt(2 / 7850)
+    assert result.epsilon == pytest.approx(2.0, abs=1e-3)
+    assert any("batches too large to be sent" in caveat for caveat in result.statement.caveats)
+    ledger = LedgerFile.read(tmp_path / "ledger.jsonl")
+    for node in range(3):
+        own = exchanges[0].parties.store(node).charged
+        assert own.spent(0) == ledger.spent(str(node))
+        assert own.spent(0).size == 2
 
 
 def test_report_and_summary_speak_of_records(given, tmp_path):

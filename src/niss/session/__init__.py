@@ -29,16 +29,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.protocol import Entropy, Identity, Prekey
+from niss.records import Records
 from niss.session.limits import Limits
-from niss.session.node import Node, Training
+from niss.session.node import Node, Rows, Training
 from niss.session.ports import Deliver, Relay, Reply, Request, Stage
 from niss.session.proposal import Proposal, Setup, proposable
 from niss.session.server import Session
 from niss.session.store import MemoryStore
 
 FloatArray = NDArray[np.float64]
-Update = Callable[[int, Training], FloatArray | None]
-"""(node, the round that it was charged for) -> its bare update; None: it uploads a blank."""
+Paced = Callable[[Rows], Rows]
+Update = Callable[[int, Training], FloatArray | tuple[Records, FloatArray, Paced] | None]
+"""(node, the round that it was charged for) -> its bare update; where records are hidden, what `upload_records` takes;
+None: it uploads a blank."""
 HERE = "this process"
 DROPPED = "it dropped out"
 
@@ -81,7 +84,10 @@ class Parties:
                 answer = self.node(number).answer(request, size)
                 if isinstance(answer, Training):
                     made = update(number, answer)
-                    answer = answer.blank() if made is None else answer.upload(made)
+                    if isinstance(made, tuple):
+                        answer = answer.upload_records(*made)
+                    else:
+                        answer = answer.blank() if made is None else answer.upload(made)
                 replies[number] = answer
             return replies
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from niss.accounting import (
     Charge,
     Ledger,
+    Plan,
     Promise,
     Statement,
     grid_delta,
@@ -426,12 +427,7 @@ class Books:
     def _caveats(self) -> tuple[str, ...]:
         caveats = []
         if self.charges and self._plan.calibrated:
-            large = " and batches too large to be sent" if self._plan.unit == "record" else ""
-            caveats.append(
-                f"Rounding to the grid{large}, and the sampler's distance from the Gaussian, cost at most "
-                f"{digits(max(charge.grid_delta for charge in self.charges), 2)} of delta, which is part of it; the "
-                "claim is computational, as are the keys behind it."
-            )
+            caveats.append(grid_caveat(self._plan, max(charge.grid_delta for charge in self.charges)))
         if not self._proposal.tracker:
             placed = ": colluders are counted as if they were placed after it was drawn."
             caveats.append(
@@ -467,6 +463,15 @@ class Books:
             names = ", ".join(sorted(self._state.clear_metrics))
             caveats.append(f"Metrics of `train` that travel in the clear and are not counted here: {names}.")
         return tuple(caveats)
+
+
+def grid_caveat(plan: Plan, spent: float) -> str:
+    """What a statement says of the part of delta that the real protocol spent on what is not in the noise."""
+    large = " and batches too large to be sent" if plan.unit == "record" else ""
+    return (
+        f"Rounding to the grid{large}, and the sampler's distance from the Gaussian, cost at most {digits(spent, 2)} "
+        "of delta, which is part of it; the claim is computational, as are the keys behind it."
+    )
 
 
 def _taken_on_trust(members: Members) -> list[str]:

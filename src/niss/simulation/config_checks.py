@@ -17,12 +17,12 @@ from niss.simulation.sections import MethodConfig, PrivacyConfig, TrainingConfig
 if TYPE_CHECKING:
     from niss.simulation import Config
 
-# The real protocol hides whole clients of equal weight behind one target for all. A setting that asks for something
-# else is never run as if it had not been made.
+# The real protocol hides clients, or records, of equal weight behind one target for all. A setting that asks for
+# something else is never run as if it had not been made.
 _PROTOCOL: Needs = {
-    "privacy.unit": ("client", "it hides whole clients"),
     "training.weights": ("equal", "in it all clients weigh the same"),
 }
+_NOT_RECORDS: Needs = {"privacy.unit": ("client", "it hides whole clients, or single records")}
 _SHARED_IN_PROTOCOL: Needs = {
     "privacy.epsilon": (float, "it has one target for all clients"),
     "methods.tau2": (float, "it has one tau2 for all clients"),
@@ -154,7 +154,8 @@ def _check_method(config: Config, method: MethodConfig) -> None:
             _RECORD, given, who="unit 'record'", otherwise=", and set server_rate and privacy.batch"
         )
     if config.exchange == "protocol":
-        require_needs(_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
+        needs = _PROTOCOL if config.privacy.unit == "record" else {**_NOT_RECORDS, **_PROTOCOL}
+        require_needs(needs, given, who="the protocol", otherwise=_OR_SIMULATE)
         if kind.has_protocol:
             require_needs(_SHARED_IN_PROTOCOL, given, who="the protocol", otherwise=_OR_SIMULATE)
             _check_shares_in_protocol(method, config.participants)

@@ -23,6 +23,7 @@ from niss.claims import digits
 from niss.mechanism.clipping import in_words
 from niss.methods import distortion_named
 from niss.runs import RoundRecord
+from niss.session.books import grid_caveat
 from niss.simulation import Config
 from niss.simulation.federation import Federation
 from niss.simulation.inputs import Inputs
@@ -165,11 +166,7 @@ def state_guarantee(federation: Federation, ledger: Ledger, rounds: Sequence[Rou
     caveats = _caveats(rounds, sharing=plan.kind.shares_noise)
     caveats += federation.optimizer.caveats(rounds[-1])
     if real:
-        spent = max(one.grid_delta or 0.0 for one in rounds)
-        caveats.append(
-            f"Rounding to the grid, and the sampler's distance from the Gaussian, cost at most {digits(spent, 2)} of "
-            "delta, which is part of it; the claim is computational, as are the keys behind it."
-        )
+        caveats.append(grid_caveat(plan, max(one.grid_delta or 0.0 for one in rounds)))
     released = [one.mu_outsider for one in rounds if not one.void]
     return make_statement(
         plan,

@@ -140,16 +140,24 @@ class OpenRound:
     def jobs(self) -> list[Job]:
         """3. Every client trains on its own data: what each seat has to do before the second half.
 
-        Where records are hidden, on a batch that it draws in secret, each record by a coin of its own.
+        Where records are hidden, on a batch that it draws in secret, each record by a coin of its own; a node of the
+        real protocol does both later, when it answers the round.
         """
         clients, stream, batch = self.federation.inputs.clients, self.stream, self.plan.batch
         jobs = []
         for client in self.participants.tolist():
             samples, own = clients.samples(client), stream.child("client", client)
-            if batch is not None:
+            if self.trains_in_exchange:
+                samples = samples[:0]
+            elif batch is not None:
                 samples = samples[torch.from_numpy(draw_batch(len(samples), batch, own.child("batch")))]
             jobs.append(Job(self.weights, samples, own))
         return jobs
+
+    @property
+    def trains_in_exchange(self) -> bool:
+        """Whether nodes of the real protocol draw batches of their own and train on them."""
+        return self.federation.exchange.real and self.plan.unit == "record"
 
     @property
     def sizes(self) -> IntArray:
@@ -185,10 +193,9 @@ class OpenRound:
         # 5. Each client hides that in noise and uploads it, unless it drops out. The round is charged to its ledger
         #    before its upload leaves. The server sums what arrives, and repairs what dropouts left, where it may.
         absent = federation.absent(number, self.participants.size)
-        bare = uploads.total(np.delete(np.arange(self.participants.size), absent))
         summed = exchange.play(self, uploads, absent)
         record, noise = summed.record, summed.record.noise
-        total = summed.total
+        total, bare = summed.total, summed.bare
         if ranks.several:
             total, bare, diverged = ranks.pool(total, bare, np.array([float(zeroed)]))
             zeroed = int(diverged[0])

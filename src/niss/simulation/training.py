@@ -129,7 +129,7 @@ class SiloSums:
     ) -> None:
         self._module, self._layout, self._workers = copy.deepcopy(module).eval().to(device), layout, workers
         self._examples = (examples[0].to(device), examples[1].to(device))
-        self._trained, self._tf32 = layout.trainable_mask().nonzero()[:, 0], tf32
+        self.trained, self._tf32 = layout.trainable_mask().nonzero()[:, 0], tf32
         self.name = f"{device}: clipped gradients of records, {workers} thread{'s' if workers > 1 else ''}"
 
     @cached_property
@@ -137,11 +137,16 @@ class SiloSums:
         """One for each thread: calling a module leaves traces in it."""
         return [Records(copy.deepcopy(self._module), self._examples) for _ in range(self._workers)]
 
+    def of(self, samples: Tensor) -> Records:
+        """The records with these rows of the examples, and a module of their own."""
+        examples = tuple(part[samples.to(part.device)] for part in self._examples)
+        return Records(copy.deepcopy(self._module), (examples[0], examples[1]))
+
     def train(self, jobs: Sequence[Job], work: RecordStep, progress: Callable[[int], None]) -> Tensor:
         """A row for each job: the sum over its samples, negated, since the server adds; zero where nothing trains."""
         device = self._examples[0].device
         rows = torch.zeros((len(jobs), self._layout.size), dtype=self._layout.dtype, device=device)
-        trained = self._trained.to(device)
+        trained = self.trained.to(device)
         with tf32_products(self._tf32):
             free: SimpleQueue[Records] = SimpleQueue()
             for records in self._records:
@@ -161,7 +166,7 @@ class SiloSums:
             with ThreadPoolExecutor(self._workers) as pool:
                 results = []
                 for numbers in numbers_by_start(jobs):
-                    weights = jobs[numbers[0]].start[self._trained].double().numpy()
+                    weights = jobs[numbers[0]].start[self.trained].double().numpy()
                     pieces = list(_pieces([jobs[number].samples.numpy() for number in numbers], chunk))
                     results.append((numbers, pieces, pool.map(sums, [(weights, piece) for piece in pieces])))
                 for numbers, pieces, found in results:
@@ -270,6 +275,17 @@ class Trainer(AbstractContextManager["Trainer"]):
         ]
         parts = torch.split(rows, [each.mine.size for each in seats])
         return [make_uploads(part, each) for part, each in zip(parts, seats, strict=True)]
+
+    def records(self, samples: Tensor) -> Records:
+        """A silo's records, those rows of the data, for a node to train on."""
+        assert self._silos is not None
+        return self._silos.of(samples)
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """Which entries of the vectors of jobs have a gradient in those."""
+        assert self._silos is not None
+        return self._silos.trained.numpy()
 
     def together(self, participants: int) -> int:
         """How many methods with so many participants to train at once: at least one, and as many as have room for

@@ -18,7 +18,7 @@ noise has the same distribution as the simulated one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -53,8 +53,9 @@ from niss.mechanism.shares import (
 from niss.methods import UploadRows
 from niss.protocol import LINKS_PER_ROUND, Entropy
 from niss.randomness import SimStream
+from niss.records import Records
 from niss.runs import RoundRecord, SumNoise
-from niss.session import together
+from niss.session import Paced, together
 from niss.session.node import Training
 from niss.session.ports import Stage
 from niss.session.proposal import Setup
@@ -66,7 +67,10 @@ if TYPE_CHECKING:
     from niss.simulation.round import OpenRound
 
 
+FloatArray = NDArray[np.float64]
 Rows = NDArray[np.floating[Any]]
+Silo = tuple[Records, FloatArray, Paced]
+Learned = Rows | Silo | None
 Clipping = Literal["none", "l2", "elements"]
 IntArray = NDArray[np.int64]
 
@@ -242,19 +246,18 @@ def _bounded(update: Rows, clipping: Clipping, clip: float) -> tuple[Rows, bool]
         return np.zeros_like(update), False
 
 
-FloatArray = NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class Summed:
     """What the exchange of a round gave.
 
     total   the sum of the uploads that arrived, of this rank
+    bare    the same sum without noise, which no server knows
     scale   with which it stands for all participants
     record  what the exchange knows of the round
     """
 
     total: FloatArray
+    bare: FloatArray
     scale: float
     record: RoundRecord
 
@@ -285,6 +288,7 @@ class Simulated:
         assert plan is not None
         plan = plan.with_lost(absent, repaired=federation.repairs(plan.graph, absent))
         method, here = plan.plan.kind, plan.here
+        bare = uploads.total(here)
 
         # Each client adds its shares, the negatives of its neighbours' and its distortion (or what its method says).
         plan = method.add_client_noise(uploads, plan, noise)
@@ -321,7 +325,7 @@ class Simulated:
             balance=None if balance is None else asdict(balance),
             void=lost,
         )
-        return Summed(total, scale, record)
+        return Summed(total, bare, scale, record)
 
 
 class Played:
@@ -342,9 +346,10 @@ class Played:
             raise ConfigError(f"a round has {LINKS_PER_ROUND} attempts at most", field="plan.attempts")
         self._coordinates = setup.coordinates
         self.session, self.parties = together(setup, entropy)
+        self._records: dict[int, Records] = {}  # by client
 
     def play(self, opened: OpenRound, uploads: Uploads, absent: list[int]) -> Summed:
-        """Every p_k is 1 / m."""
+        """Every p_k is 1 / m. Where records are hidden, the rows are zero: nodes draw batches and train here."""
         number, clients, rows = opened.number, opened.participants, uploads.rows()
         schedule, following = self.session.proposal.schedule, None
 
@@ -356,10 +361,16 @@ class Played:
             history = [*opened.ledger.history, clients]
             last = number + 1 == schedule.rounds
             following = () if last else opened.federation.participants(number + 1, history)
+
+        def updates(seat: int) -> Learned:
+            return (
+                self._learned(opened, rows, seat) if opened.trains_in_exchange else rows[seat] * clients.size
+            )
+
         summed = self.exchange(
             number,
             clients,
-            lambda seat: rows[seat] * clients.size,
+            updates,
             charge=charge,
             absent=absent,
             clip=opened.plan.clip,
@@ -367,13 +378,36 @@ class Played:
             following=following,
         )
         # A simulated round remembers numbers, not whose upload was lost.
-        return replace(summed, record=replace(summed.record, lost={}, problems=()))
+        bare = uploads.total(np.delete(np.arange(clients.size), absent))
+        return replace(summed, bare=bare, record=replace(summed.record, lost={}, problems=()))
+
+    def _learned(self, opened: OpenRound, rows: Rows, seat: int) -> Learned:
+        """What the node of a seat trains on in a round that hides records; its row then holds what it adds to the sum.
+
+        A node knows the trained parameters alone; the others have coordinates too, and nothing to add there.
+        """
+        federation, weight = opened.federation, opened.public_weights[seat]
+        if seat in federation.late(opened.number, opened.participants.size):
+            return None
+        client, trainer = int(opened.participants[seat]), federation.trainer
+        if client not in self._records:
+            self._records[client] = trainer.records(federation.inputs.clients.samples(client))
+        trained = trainer.trained
+
+        def paced(made: Iterator[tuple[FloatArray, int]]) -> Iterator[tuple[FloatArray, int]]:
+            for some, real in made:
+                wide = np.zeros((len(some), rows.shape[1]))
+                wide[:, trained] = some
+                rows[seat] -= (weight * wide[:real].sum(axis=0)).astype(rows.dtype)
+                yield wide, real
+
+        return self._records[client], opened.weights.double().numpy()[trained], paced
 
     def exchange(
         self,
         number: int,
         members: IntArray | Sequence[int],
-        updates: Callable[[int], NDArray[np.floating[Any]]],
+        updates: Callable[[int], Learned],
         *,
         charge: Callable[[Charge, int], None] = lambda *_: None,
         absent: Collection[int] = (),
@@ -385,7 +419,8 @@ class Played:
 
         number     of the round, from 0
         members    the clients, a seat each
-        updates    gives the bare update of a seat; its client clips and hides it
+        updates    gives the bare update of a seat; its client clips and hides it. What else an `Update` may be is
+                   handed on
         charge     told what the round costs and which attempt at it that is, once, before the first upload
         absent     seats that never upload
         clip       of this round, at most the plan's; None: the plan's
@@ -397,9 +432,11 @@ class Played:
         session, nodes = self.session, [int(member) for member in members]
         seats = {node: seat for seat, node in enumerate(nodes)}
 
-        def update(node: int, training: Training) -> FloatArray:
-            terms = training.terms
-            return beside(Grid(terms.grid_bits), updates(seats[node]), terms.clip, len(nodes), kept)
+        def update(node: int, training: Training) -> FloatArray | Silo | None:
+            terms, made = training.terms, updates(seats[node])
+            if not isinstance(made, np.ndarray):
+                return made
+            return beside(Grid(terms.grid_bits), made, terms.clip, len(nodes), kept)
 
         gone = {nodes[seat] for seat in absent}
         deliver = self.parties.with_updates(update, self._coordinates, gone)
@@ -417,4 +454,5 @@ class Played:
         charge(Charge.of(mus, pending.marginal, batch=batch), current.agreed.terms.attempt)
         drive(session, deliver)
         _, record = session.finish()
-        return Summed(current.summed.total, current.scale, record)
+        total = current.summed.total
+        return Summed(total, np.zeros_like(total), current.scale, record)
