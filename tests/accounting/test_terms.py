@@ -120,7 +120,7 @@ def test_a_schedule_is_worth_what_its_plan_promises(changes: dict[str, Any]) -> 
     assert made.rounds == 9 + plan.closing
     if plan.tau2 is None:
         assert worth.mu == pytest.approx(float(plan.budget(1)[0]), rel=1e-6)
-    if plan.mode == "tolerate":
+    if plan.settled_mode == "tolerate":
         return
     assert (made.mode, made.noise.dropped, made.noise.committee) == ("repair", 1, 6)
     assert made.noise.threshold == (6 + colluders) // 2 + 1

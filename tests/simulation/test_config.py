@@ -256,9 +256,10 @@ def test_what_stands_beside_a_refusal_is_accepted():
 
 def test_a_plan_and_the_settings_made_of_it_say_the_same():
     shares = {"kappa": 3.0, "neighbours": 7.0, "tau2": 0.25, "collusion": 0.2}
-    plan = niss.Plan(epsilon=2.0, participations=4, relation="replace-one", **shares)
+    plan = niss.Plan(epsilon=2.0, participations=4, relation="replace-one", mode="tolerate", **shares)
     config = Config().with_plan(plan)
     assert config.plan(config.methods[0]) == replace(plan, horizon=config.rounds)
+    assert Config().with_plan(replace(plan, mode="planned")) == config
     calibrated = replace(plan, method="dp-fedavg", tau2=None)
     config = Config().with_plan(calibrated)
     assert config.methods[0].tau2 == "calibrated"

@@ -202,6 +202,7 @@ class Config:
         """These settings with the protection of `plan`, for example the planner's, as their one method."""
         known = {one.name for one in fields(plan)}
         privacy = {one.name: getattr(plan, one.name) for one in fields(PrivacyConfig) if one.name in known}
+        privacy["mode"] = plan.settled_mode  # A simulation may have another usual one.
         method_names = {one.name for one in fields(MethodConfig)}
         method = {name: getattr(plan, name) for name in method_names & known}
         own = {name: value for name, value in plan.kind.own.items() if name in method_names}
