@@ -250,14 +250,6 @@ def test_less_trust_never_gives_a_better_claim(participants, horizon, separation
     assert cost(pattern="cyclic") <= here * (1 + 1e-8)
 
 
-def test_noise_in_the_model_equals_a_simulation_of_the_sums():
-    """Every share drawn, added and taken out: the variance of a linear map, computed column by column."""
-    run = committed(3, 4, 2, residual=0.5, ratio=3.0, spatial=1.0)
-    columns = [math.sqrt(0.5) * (np.arange(4) >= t) for t in range(4)]
-    columns += [math.sqrt(1.5) * (np.arange(4) == t) for t in range(3)]
-    np.testing.assert_allclose(run.noise_in_model(), np.sum(np.square(columns), axis=0), rtol=1e-12)
-
-
 @pytest.mark.parametrize("kept", [1.0, 0.9])
 def test_training_takes_out_a_part_of_the_noise_and_averaging_of_what_is_under_way(kept):
     """Every share drawn, added and taken out again, while each round leaves a part of what is in the model."""

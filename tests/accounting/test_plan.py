@@ -292,21 +292,6 @@ def test_numbers_follow_the_order_of_the_participants() -> None:
     assert shared.aggregate_variance == pytest.approx(np.dot(own, [0.7, 0.1, 0.4, 0.2]), rel=1e-9)
 
 
-def test_without_distortion_there_is_a_marginal_promise_and_no_joint_one() -> None:
-    for distortion in ("additive", "coordinate", "scalar"):
-        shared = _round(tau2=0.0, distortion=distortion)
-        assert shared.aggregate_variance == 0.0
-        assert np.all(np.isinf(shared.joint_mu))
-        np.testing.assert_allclose(shared.marginal_variance, 2 * OWN, rtol=1e-12)
-
-
-def test_no_joint_bound_is_invented_for_multiplicative_distortions() -> None:
-    assert _round(tau2=0.5, distortion="coordinate").joint_variance is None
-    scalar = _round(tau2=0.5, distortion="scalar")
-    assert scalar.joint_variance is None
-    assert np.all(np.isinf(scalar.joint_mu))
-
-
 def test_a_scalar_distortion_counts_as_it_was_drawn() -> None:
     scalar = _round(tau2=0.5, distortion="scalar", graph="complete")
     scales = add_shares(

@@ -55,13 +55,6 @@ def test_the_norm_never_exceeds_the_bound(values: Any, bits: int, ratio: float, 
     assert_rounded(grid, values, bound, round_randomly(grid, values, bound, coins(seed)))
 
 
-@settings(deadline=None, max_examples=300)
-@given(values=vectors, bits=st.integers(0, 12), clip=st.floats(0.01, 10.0), seed=seeds)
-def test_clipped_updates_stay_within_the_clip(values: Any, bits: int, clip: float, seed: int) -> None:
-    clipped = clip_l2(values.astype(np.float64), clip)
-    assert_rounded(Grid(bits), clipped, clip, round_randomly(Grid(bits), clipped, clip, coins(seed)))
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     pair=st.tuples(*[hnp.arrays(np.float64, 12, elements=st.floats(-3, 3))] * 2),
