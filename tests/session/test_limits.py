@@ -132,6 +132,7 @@ def test_an_owner_can_agree_to_a_plan_that_promises_nothing_by_name() -> None:
         ({"niss-server": "abc"}, "niss-server"),
         ({"niss-uncalibrated": "perhaps"}, "niss-uncalibrated"),
         ({"niss-epsilon": 1.0}, "must be set together"),
+        ({"niss-modes": "planned"}, "niss-modes"),
     ],
 )
 def test_a_misspelt_limit_is_no_limit_and_is_refused(config: dict[str, Any], field: str) -> None:

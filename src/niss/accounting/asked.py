@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 Relation = Literal["zero-out", "replace-one"]
 Pattern = Literal["cyclic", "any"]
+SettledMode = Literal["tolerate", "repair"]
 Mode = Annotated[
-    Literal["tolerate", "repair"] | Planned,
+    SettledMode | Planned,
     Doc(
         "What happens to the noise of clients that drop out; `planned`: `repair` for silos, of which one that is lost "
         "would leave more than all other noise, else `tolerate`."
@@ -193,7 +194,7 @@ class Trust:
     mode: Mode = "planned"
 
 
-def settled_mode(mode: Mode, unit: str) -> Literal["tolerate", "repair"]:
+def settled_mode(mode: Mode, unit: str) -> SettledMode:
     """The mode that is asked for, or the usual one where it is left to be planned."""
     if mode == "planned":
         return "repair" if unit == "record" else "tolerate"

@@ -12,14 +12,14 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import InstanceOf
 from typing_extensions import Doc
 
-from niss.accounting.asked import Horizon, Sharing, Target, Trust, method_names, settled_mode
+from niss.accounting.asked import Horizon, SettledMode, Sharing, Target, Trust, method_names, settled_mode
 from niss.accounting.assumed import Assumed, assumed_in
 from niss.accounting.calibration import committed_run
 from niss.accounting.committed import Committed
@@ -124,7 +124,7 @@ class Plan(Trust, Horizon, Sharing, Target):
         return math.ceil((self.horizon or 1) / self.separation)
 
     @property
-    def settled_mode(self) -> Literal["tolerate", "repair"]:
+    def settled_mode(self) -> SettledMode:
         """What happens to the noise of clients that drop out: as asked, or as usual. Who knows a round's size may
         choose a better one where it is left to be planned."""
         return settled_mode(self.mode, self.unit)

@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
 from niss.accounting import Outlook, Plan, outlook
-from niss.accounting.asked import Mode
+from niss.accounting.asked import Mode, SettledMode
 from niss.accounting.assumed import USUAL_DROPOUT, fewest_participants
 from niss.accounting.calibration import noise_in_the_sum
 from niss.accounting.terms import plan_noise
@@ -302,7 +302,7 @@ def in_better_mode(plan: Plan, strategy: Strategy, nodes: int) -> Plan:
         return plan
     lost = max(plan.dropout or USUAL_DROPOUT, 1.0 / participants)
 
-    def noise(mode: Literal["tolerate", "repair"]) -> float:
+    def noise(mode: SettledMode) -> float:
         tried = replace(plan, mode=mode)
         planned = plan_noise(tried, participants)
         own = planned.unit * planned.neighbours / plan.kappa

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator
 
 from niss.accounting import Charge, Plan, scheduled_run
-from niss.accounting.asked import Mode, Relation
+from niss.accounting.asked import Relation, SettledMode
 from niss.accounting.ledger import Amount, Limit, overspent, require_within, slot_taken
 from niss.checks import LIMITS
 from niss.claims import digits
@@ -238,7 +238,7 @@ class Limits:
     epsilon: float | None = None
     delta: float | None = None
     relation: Relation | None = None
-    modes: Annotated[tuple[Mode, ...], BeforeValidator(_names)] | None = None
+    modes: Annotated[tuple[SettledMode, ...], BeforeValidator(_names)] | None = None
     tracker: str | None = None
     tracker_ca: OwnPath | None = None
     uncalibrated: bool = False
