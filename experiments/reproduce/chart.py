@@ -171,16 +171,6 @@ def _faults(results: Mapping[str, Result]) -> list[Chart]:
     return _over_epsilon(dropping, _FAULTS)
 
 
-def _rivals(results: Mapping[str, Result]) -> list[Chart]:
-    """All rivals, without faults."""
-    return _over_epsilon(in_order(results.values()), _PLAIN.values())
-
-
-def _datasets(results: Mapping[str, Result]) -> list[Chart]:
-    """The same for other models and data, with what the most frequent label is worth."""
-    return _over_epsilon(as_listed(results), _PLAIN.values())
-
-
 def _preset(name: str, results: Mapping[str, Result]) -> list[Chart]:
     """Accuracy by round of a preset's comparison, on an axis from 0 to 100 %: nothing is cut off."""
     cells = in_preset_order(results.get(name))
@@ -323,9 +313,9 @@ CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
     paper.FIGURE_3: _figure_3,
     "gaps": _gaps,
     "faults": _faults,
-    "rivals": _rivals,
+    "rivals": lambda results: _over_epsilon(in_order(results.values()), _PLAIN.values()),
     "noise": _noise,
-    design.DATASETS: _datasets,
+    design.DATASETS: lambda results: _over_epsilon(as_listed(results), _PLAIN.values()),
     **{name: partial(_preset, name) for name in design.PRESETS},
 }
 """By the name of the figure; each shows the results of the experiment that `FIGURES` names."""

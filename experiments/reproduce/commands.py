@@ -251,14 +251,8 @@ def present(out: Path) -> None:
     from experiments.reproduce.text import TABLES_FILE, tables_text
 
     typer.echo(str(write_output(out / TABLES_FILE, tables_text(out).encode())))
-    try:
-        # Experiments run where nothing can be drawn, and what they found is kept all the same.
-        from experiments.reproduce.chart import write_figures
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] != "matplotlib":
-            raise
-        say("no figures: matplotlib is missing here; `niss reproduce figures` draws them")
-        return
+    from experiments.reproduce.chart import write_figures
+
     for path in write_figures(out):
         typer.echo(str(path))
 

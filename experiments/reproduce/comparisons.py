@@ -8,19 +8,18 @@ from itertools import product
 from pathlib import Path
 
 from experiments.reproduce import design
-from experiments.reproduce.claims import (
-    learns,
-)
+from experiments.reproduce.claims import learns
 from experiments.reproduce.promises import noise_in_model
 from experiments.reproduce.results import (
     Cell,
     Result,
     difference,
+    over_seeds,
     read_results,
     select,
     spread,
 )
-from experiments.reproduce.tables import MISSING, final, markdown, percent
+from experiments.reproduce.tables import MISSING, markdown, percent
 from experiments.reproduce.tuning import edges_of, searches_in, trials_of, winner
 from niss.claims import NO_GUARANTEE, NOT_APPLICABLE, digits, printed_claim
 from niss.claims import percent as percent_of
@@ -32,7 +31,7 @@ def both(cells: Sequence[Cell]) -> str:
     if not cells:
         return MISSING
     before = spread([cell.before for cell in cells])
-    return f"{percent(final(cells)).removesuffix(' %')} ({100 * before.mean:.1f})"
+    return f"{percent(over_seeds(cells, 'accuracy')).removesuffix(' %')} ({100 * before.mean:.1f})"
 
 
 def versus(one: Sequence[Cell], other: Sequence[Cell], measure: str = "accuracy") -> str:
@@ -165,7 +164,7 @@ def _by_epsilon(result: Result, method: str, cells: Sequence[Cell]) -> dict[str,
     row, leads = {}, []
     for epsilon in design.EPSILONS:
         mine, local = at_epsilon(cells, epsilon), select(result, method=_RIVAL, epsilon=epsilon)
-        found = final(mine)
+        found = over_seeds(mine, "accuracy")
         nothing = found is not None and not learns(found, result)
         row[f"ε = {epsilon:g}"] = both(mine) + ", **nothing learned**" * nothing
         leads.append(versus(mine, local))
@@ -297,7 +296,7 @@ def datasets_words(folder: Path) -> str:
         setting, failing = design.find_setting(result.name), []
         for epsilon in design.EPSILONS:
             found = {
-                method: final(select(result, method=method, epsilon=epsilon, variant="none"))
+                method: over_seeds(select(result, method=method, epsilon=epsilon, variant="none"), "accuracy")
                 for method in design.METHODS
                 if design.METHODS[method].private
             }
@@ -308,7 +307,7 @@ def datasets_words(folder: Path) -> str:
                 failing.append(f"at ε = {epsilon:g} {everyone}")
         private = "; ".join(failing)
         verdict = f"Nothing is learned {private}." if failing else "Every private method learns something."
-        plain = final(select(result, method="fedavg", variant="none"))
+        plain = over_seeds(select(result, method="fedavg", variant="none"), "accuracy")
         if plain is not None and not learns(plain, result):
             verdict = "Not even FedAvg learns anything in so few rounds. " + verdict
         lines.append(

@@ -223,7 +223,6 @@ class Variant:
     """What goes wrong: the share `rho` of a round's clients that collude, and the shares that drop out or are late."""
 
     name: str
-    words: str
     rho: float = 0.0
     dropout: float = 0.0
     mode: str = "tolerate"
@@ -233,11 +232,11 @@ class Variant:
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("none", "nothing"),
-        Variant("collusion", "a fifth colluding", rho=0.2),
-        Variant("tolerate", "a tenth dropping out, tolerated", dropout=0.1),
-        Variant("repair", "a tenth dropping out, repaired", dropout=0.1, mode="repair"),
-        Variant("late", "a tenth late", late=0.1),
+        Variant("none"),
+        Variant("collusion", rho=0.2),
+        Variant("tolerate", dropout=0.1),
+        Variant("repair", dropout=0.1, mode="repair"),
+        Variant("late", late=0.1),
     )
 }
 

@@ -29,7 +29,7 @@ from experiments.reproduce.recompute import (
     sampled_epsilon,
     uncancelled,
 )
-from experiments.reproduce.results import Attempt, Cell, Leaks, Result, spread
+from experiments.reproduce.results import Attempt, Cell, Leaks, Result
 
 TRAINING_IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 CLOSE = 0.01
@@ -103,7 +103,6 @@ def promise_faults(result: Result) -> Wrong:
         for check in (_PROMISES[run.method.noise], _recorded):
             for kind, detail in check(run):
                 yield cell.id, kind, detail
-    yield from _seeds_agree(result)
 
 
 Found = Iterator[tuple[str, str]]
@@ -362,19 +361,6 @@ def noise_in_model(result: Result, cell: Cell, *, predicted: bool = False) -> Fl
         _, by_round, model = banded_noise(rounds, facts["bands"] or apart, apart, strategy)
         return np.asarray(measured / by_round.mean() * model)
     return np.asarray(measured * np.arange(1.0, rounds + 1.0))
-
-
-def _seeds_agree(result: Result) -> Wrong:
-    """Seeds of one setting carry the same noise; how much, depends on the method and the promise alone."""
-    groups: dict[str, list[Cell]] = defaultdict(list)
-    for cell in result.cells:
-        if cell.labels.get("seed") is not None and cell.aggregate_variance > 1e-12:
-            groups[cell.id.rpartition("/")[0]].append(cell)
-    for name, cells in groups.items():
-        variances = [cell.aggregate_variance for cell in cells]
-        middle = spread(variances).mean
-        if max(variances) > 1.2 * middle or min(variances) < 0.8 * middle:
-            yield name, "noise", "its seeds carry different noise"
 
 
 def panel_faults(result: Result) -> Wrong:

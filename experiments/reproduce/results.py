@@ -116,6 +116,11 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean, math.sqrt(squares / (count - 1)) if count > 1 else 0.0, count)
 
 
+def over_seeds(cells: Sequence[C], measure: str) -> Spread | None:
+    """Of a measure of the cells; of none, None."""
+    return spread([getattr(cell, measure) for cell in cells]) if cells else None
+
+
 @dataclass(frozen=True)
 class Difference:
     """The mean of differences between paired runs, and half of its 95 % interval, by Student's t."""

@@ -20,12 +20,11 @@ from experiments.reproduce.claims import (
 from experiments.reproduce.paper import NBAFL, READINGS, Setup
 from experiments.reproduce.results import (
     Attempt,
-    Cell,
     Leaks,
     Spread,
+    over_seeds,
     read_results,
     select,
-    spread,
 )
 
 MISSING = "not measured yet"
@@ -71,16 +70,6 @@ def points(value: Spread | None) -> str:
     return MISSING if value is None else f"{100 * value.mean:.1f}"
 
 
-def settled(cells: Sequence[Cell]) -> Spread | None:
-    """Accuracy over the last tenth of the rounds, over seeds."""
-    return spread([cell.settled for cell in cells]) if cells else None
-
-
-def final(cells: Sequence[Cell]) -> Spread | None:
-    """Accuracy after the last round, over seeds."""
-    return spread([cell.accuracy for cell in cells]) if cells else None
-
-
 def leaks_in_order(folder: Path) -> list[Leaks]:
     """The pictures as they are listed, others behind them."""
     listed = {image: place for place, image in enumerate(paper.IMAGES)}
@@ -111,17 +100,12 @@ def _picture_row(leaks: Leaks, title: str, cells: Sequence[Attempt]) -> dict[str
         "σ_k": _noise(cells[0]),
         "Noise ÷ update": short(mean([cell.noise for cell in cells])),
         "Loss": short(mean([cell.loss for cell in cells])),
-        "PSNR, dB": decibels(psnr(cells)).removesuffix(" dB"),
+        "PSNR, dB": decibels(over_seeds(cells, "psnr")).removesuffix(" dB"),
         "Best, dB": f"{mean([cell.best_psnr for cell in cells]):.1f}",
         "Grey, dB": f"{leaks.base['grey_psnr']:.1f}",
         "Label": f"{sum(cell.label_found for cell in cells)} of {len(cells)}",
         "ε, joint view": _epsilon_of_attempts(cells),
     }
-
-
-def psnr(cells: Sequence[Attempt]) -> Spread | None:
-    """PSNR at the end, over seeds."""
-    return spread([cell.psnr for cell in cells]) if cells else None
 
 
 def _noise(cell: Attempt) -> str:
@@ -152,7 +136,7 @@ def figure_3_table(folder: Path) -> str:
     rows = []
     for name, (low, high) in PAPER_GAPS.items():
         result = results.get(name)
-        by_x = {x: settled(select(result, x=x, reading=NBAFL.name)) for x in paper.X_VALUES}
+        by_x = {x: over_seeds(select(result, x=x, reading=NBAFL.name), "settled") for x in paper.X_VALUES}
         cells = result.cells if result else ()
         seeds = {cell.labels["seed"] for cell in cells}
         rows.append(
@@ -213,10 +197,10 @@ def sweep_table(folder: Path) -> str:
     results = read_results(folder, paper.SWEEP)
     for panel in paper.panels_in(results):
         result = results[panel.name]
-        clean = settled(select(result, x=0.0))
+        clean = over_seeds(select(result, x=0.0), "settled")
         noisy = sorted({cell.labels["sigma_k"] for cell in result.cells if cell.labels["x"] == 1.0})
         for sigma in noisy:
-            found = settled(select(result, x=1.0, sigma_k=sigma))
+            found = over_seeds(select(result, x=1.0, sigma_k=sigma), "settled")
             lost = "–" if clean is None or found is None else f"{100 * (clean.mean - found.mean):.1f}"
             shown = {"X = 0": percent(clean), "X = 1": percent(found), "Gap, points": lost}
             rows.append({"Panel": panel.title, "σ_k": f"{sigma:.3g}", **shown})

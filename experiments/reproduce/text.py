@@ -23,8 +23,16 @@ from experiments.reproduce.claims import early_accuracies
 from experiments.reproduce.design import BEYOND, COMPARING, DATASETS, DEMOS, PRESETS
 from experiments.reproduce.paper import FIGURE_3, FIGURE_4, LEVELS
 from experiments.reproduce.promises import noise_in_model
-from experiments.reproduce.results import Cell, read_result, read_results, result_path, select, spread
-from experiments.reproduce.tables import MISSING, decibels, percent, psnr
+from experiments.reproduce.results import (
+    Cell,
+    over_seeds,
+    read_result,
+    read_results,
+    result_path,
+    select,
+    spread,
+)
+from experiments.reproduce.tables import MISSING, decibels, percent
 from niss.claims import digits
 from niss.errors import ConfigError
 from niss.files import write_output
@@ -193,7 +201,9 @@ def _psnr(folder: Path, key: str) -> str:
     leaks = read_result(result_path(folder, FIGURE_4, picture))
     cells = select(leaks, level=level)
     # Other readings of the noise may stand beside the usual one.
-    return decibels(psnr([cell for cell in cells if not cell.labels["noise"].startswith("sigma-")]))
+    return decibels(
+        over_seeds([cell for cell in cells if not cell.labels["noise"].startswith("sigma-")], "psnr")
+    )
 
 
 def fill(text: str, folder: Path) -> str:

@@ -111,7 +111,7 @@ REPRODUCE_EXAMPLES = examples(
     "niss reproduce figure-3 --panel mnist-mlp-iid --rounds 100 --seeds 3 --device cuda",
     "niss reproduce figure-3 --panel cifar10-cnn-iid --x 0,1 --seeds 1 --stop-after 280",
     "niss reproduce figure-4 --image mnist:7,cifar10:7 --seeds 3",
-    "niss reproduce beyond --setting mnist-iid-client --epsilons 3 --variant none,collusion",
+    "niss reproduce beyond --setting mnist-iid-client-100-of-1000 --epsilons 3 --variant none,collusion",
     "niss reproduce merge other/results --out results/paper",
     more="What is in the result files is never run again; what was interrupted goes on where it stopped.",
 )
