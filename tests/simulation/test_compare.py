@@ -76,6 +76,17 @@ def test_wrong_data_is_refused_before_any_work(given, changes, match):
         niss.run(small_config(), **{**given, **changes})
 
 
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [({"clients": 40}, r"data.clients: 40 .* 12 datasets"), ({"silos": 3}, "data.silos: 3")],
+)
+def test_another_number_of_datasets_than_was_named_is_refused(given, data, match):
+    training = {"participants": 3}
+    with pytest.raises(niss.errors.ConfigError, match=match):
+        niss.run(small_config(data=data, training=training), **given)
+    assert niss.run(small_config(data={}, training=training), **given).rounds
+
+
 def test_several_methods_need_compare_and_progress_is_told_every_round(given):
     events = []
     config = small_config(methods=[{"name": "fedavg"}, {"name": "dp-fedavg"}], evaluate_every=3)

@@ -295,6 +295,7 @@ def test_measured_noise_agrees_with_the_prediction(method):
     data = [(generator.standard_normal((3, 400), dtype=np.float32), np.array([0, 1, 2])) for _ in range(8)]
     config = small_config(
         rounds=1,
+        data={"clients": 8},
         training={"participants": 8, "epochs": 1, "batch_size": 10, "learning_rate": 0.01},
         privacy={"epsilon": 1.0, "clip": 0.5},
         methods=[{"name": method, "neighbours": 3}],

@@ -245,9 +245,9 @@ def gather(
 ) -> tuple[Config, Inputs]:
     """Load the data the config names, or take the user's own, and build the model.
 
-    With the user's own datasets, their number is the number of clients in the config that is returned. Partition and
-    initial weights follow from its seed. The arguments are those of `niss.run`, which checks nothing of them itself:
-    raises `ConfigError`, or `DataError` where a dataset cannot be had.
+    With the user's own datasets, their number is the number of clients in the config that is returned, and another one
+    in the settings is refused. Partition and initial weights follow from its seed. The arguments are those of
+    `niss.run`, which checks nothing of them itself: raises `ConfigError`, or `DataError` where a dataset cannot be had.
     """
     if datasets is None:
         return config, gather_together([config], model=model)[0]
@@ -259,17 +259,22 @@ def gather(
     layout = FlatLayout.of(module)
     clients, test_examples = own_clients(datasets, layout.dtype), own_test(test, layout.dtype)
     if len(clients) != config.clients:
-        count = {"data.silos": len(clients)}
-        if config.data.silos is None:
-            wanted = config.training.participants
-            if wanted is not None and wanted > len(clients):
+        for name in ("clients", "silos"):
+            if (named := getattr(config.data, name)) is not None:
                 raise ConfigError(
-                    f"{wanted} in a round, but there are only {len(clients)} clients",
-                    field="training.participants",
-                    hint="lower it, or give more clients",
+                    f"{named} by the settings, but {len(clients)} datasets are given",
+                    field=f"data.{name}",
+                    hint=f"set it to {len(clients)}" + (", or leave it out" if name == "clients" else ""),
                 )
-            participants = min(config.participants, len(clients))
-            count = {"data.clients": len(clients), "training.participants": participants}
+        wanted = config.training.participants
+        if wanted is not None and wanted > len(clients):
+            raise ConfigError(
+                f"{wanted} in a round, but there are only {len(clients)} clients",
+                field="training.participants",
+                hint="lower it, or give more clients",
+            )
+        participants = min(config.participants, len(clients))
+        count = {"data.clients": len(clients), "training.participants": participants}
         config = with_overrides(config, count)
     inputs, labels = clients.examples
     first = slice(int(clients.sizes[0]))

@@ -43,8 +43,9 @@ def run(
     out        a folder for everything that is written; the run can be resumed from it after a kill
     model      any module that maps a batch of inputs to class scores, or a function that makes one; None: the
                network that the config names
-    clients    your own datasets, one (inputs, labels) pair of arrays or tensors per client, in a list or by name;
-               None: the dataset that the config names, dealt out to `config.data.clients` clients
+    clients    your own datasets, one (inputs, labels) pair of arrays or tensors per client, in a list or by name, as
+               many as the config says, where it does; None: the dataset that the config names, dealt out to
+               `config.data.clients` clients
     test       (inputs, labels) to evaluate on; needed with `clients`
     overwrite  replace an earlier run in `out`; anything else in there is never touched
     progress   called after every round with a `RoundEvent`

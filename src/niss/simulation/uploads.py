@@ -389,6 +389,7 @@ class Played:
         federation, weight = opened.federation, opened.public_weights[seat]
         if seat in federation.late(opened.number, opened.participants.size):
             return None
+        rows[seat] = 0.0
         client, trainer = int(opened.participants[seat]), federation.trainer
         if client not in self._records:
             self._records[client] = trainer.records(federation.inputs.clients.samples(client))
