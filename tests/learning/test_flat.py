@@ -192,7 +192,7 @@ def replaced_buffer() -> nn.Module:
     ("module", "message"),
     [
         (mixed(), "mixes floating dtypes: '0.weight' is torch.float32, '1.weight' is torch.float64"),
-        (nn.Linear(1, 1).half(), "only float32 and float64"),
+        (nn.Linear(1, 1).half(), "not float32 or float64"),
         (complex_parameter(), "'phase' is complex"),
         (nn.ReLU(), "no floating-point entries"),
         (nn.LazyLinear(2), "has no shape yet"),

@@ -311,13 +311,11 @@ def score(
     They stay where the model is: a device is not waited for. `highest_label` is what `require_samples` gave.
     """
     scores = torch.zeros(2, dtype=torch.float64, device=labels.device)
+    parts = zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True)
     with in_mode(module, training=False):
-        for some_images, some_labels in zip(
-            torch.split(images, batch_size), torch.split(labels, batch_size), strict=True
-        ):
-            logits = require_logits(
-                module(some_images), shape=some_labels.shape, highest_label=highest_label
-            ).double()
+        for some_images, some_labels in parts:
+            logits = require_logits(module(some_images), shape=some_labels.shape, highest_label=highest_label)
+            logits = logits.double()
             scores[0] += ((logits.argmax(dim=-1) == some_labels) & ~logits.isnan().any(dim=-1)).sum()
             scores[1] += functional.cross_entropy(
                 logits.flatten(0, -2), some_labels.flatten(), reduction="sum"
@@ -481,9 +479,7 @@ def _single_dtype(entries: dict[str, Tensor]) -> torch.dtype:
                 hint="convert the whole module: module.float() or module.double()",
             )
     if first not in (torch.float32, torch.float64):
-        raise ConfigError(
-            f"is {first}; only float32 and float64 are supported", field="model", hint="use module.float()"
-        )
+        raise ConfigError(f"is {first}, not float32 or float64", field="model", hint="use module.float()")
     return first
 
 
