@@ -105,8 +105,16 @@ def test_the_bound_never_exceeds_the_truth_of_ideal_scores(mu: float, delta: flo
 
 
 SILOS, RARE = 5, 1e-6
+# Tolerated: in a repair a silo adds noise that only a lie about its neighbours takes out again.
 OF_RECORDS = replace(
-    PLAN, unit="record", batch=1.0, records=100, epsilon=16.0, neighbours=SILOS - 1.0, graph="complete"
+    PLAN,
+    unit="record",
+    batch=1.0,
+    records=100,
+    epsilon=16.0,
+    neighbours=SILOS - 1.0,
+    graph="complete",
+    mode="tolerate",
 )
 
 

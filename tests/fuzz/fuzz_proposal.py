@@ -138,7 +138,7 @@ def beyond(limits: Limits, proposal: Proposal) -> str:
         return "clip"
     if policy.collusion < (limits.collusion or 0.0) or policy.participants < (limits.participants or 2):
         return "colluders or participants"
-    mode = proposal.plan.mode
+    mode = proposal.plan.settled_mode
     if policy.modes != (mode,) or (limits.modes and mode not in limits.modes):
         return "mode"
     if not (policy.mu > 0.0 and (proposal.schedule is not None or (policy.strength or 0.0) > 0.0)):

@@ -187,9 +187,14 @@ class Experiment(ABC):
         )
 
     def silo_setting(self, records: int, **changes: float) -> RoundSetting:
-        """The same for silos that hide so many records: each shares with all, and every record is in every batch."""
+        """The same for silos that hide so many records: each shares with all, and every record is in every batch.
+
+        Losses are tolerated: in a repair a silo adds noise that only a lie about its neighbours takes out again.
+        """
         setting = self.make_setting(neighbours=self.clients - 1.0)
-        return setting.with_plan(unit="record", batch=1.0, records=records, graph="complete", **changes)
+        return setting.with_plan(
+            unit="record", batch=1.0, records=records, graph="complete", mode="tolerate", **changes
+        )
 
     def stream(self, *names: str | int) -> SimStream:
         """Where everything random comes from: a part of the seed's stream, by name."""
