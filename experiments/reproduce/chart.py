@@ -48,6 +48,7 @@ from niss.methods.look import (
     Look,
     distinct,
 )
+from niss.report.run_charts import accuracy_curves
 from niss.svg import sheet
 
 _HELD_AT = 3.0
@@ -180,23 +181,7 @@ def _preset(name: str, results: Mapping[str, Result]) -> list[Chart]:
         Series(_NAMES[one.name], look, [(float(at), value) for at, value in cell.curve], marks=True)
         for one, look, cell in zip(methods, looks, cells, strict=True)
     ]
-    if not series:
-        return []
-    return [
-        Curves(
-            title="Test accuracy by round",
-            across="Round",
-            up="Test accuracy (%)",
-            series=series,
-            head="Round",
-            least=0.0,
-            most=1.0,
-            start=0.0,
-            end=float(results[name].base["rounds"]),
-            values="percent",
-            ends=True,
-        )
-    ]
+    return [accuracy_curves(series, results[name].base["rounds"])] if series else []
 
 
 def _noise(results: Mapping[str, Result]) -> list[Chart]:

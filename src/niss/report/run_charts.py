@@ -62,6 +62,11 @@ def accuracy_chart(report: ReportInput) -> Curves:
         if method.evaluations
     ]
     done = max((method.rounds_done for method in report.methods), default=0)
+    return accuracy_curves(series, max(done, report.rounds or 1))
+
+
+def accuracy_curves(series: list[Series], rounds: int) -> Curves:
+    """Accuracy over so many rounds, on an axis from 0 to 100 %: nothing is cut off."""
     return Curves(
         title="Test accuracy by round",
         across="Round",
@@ -71,7 +76,7 @@ def accuracy_chart(report: ReportInput) -> Curves:
         least=0.0,
         most=1.0,
         start=0.0,
-        end=float(max(done, report.rounds or 1)),
+        end=float(rounds),
         values="percent",
         ends=True,
         empty="No evaluation yet",
