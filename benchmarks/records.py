@@ -225,7 +225,7 @@ def with_jax(module: nn.Module, inputs: Tensor, labels: Tensor) -> Sum:
     weights = {name: put(value) for name, value in module.named_parameters()}
     trained = {name: weights[name] for name, value in module.named_parameters() if value.requires_grad}
     frozen = {name: value for name, value in weights.items() if name not in trained}
-    forward = _in_jax(module)
+    forward = in_jax(module)
 
     def loss(own: dict[str, Any], values: Any, label: Any) -> Any:
         return -jax.nn.log_softmax(forward(own | frozen, values))[label]
@@ -246,7 +246,7 @@ def with_jax(module: nn.Module, inputs: Tensor, labels: Tensor) -> Sum:
     return total
 
 
-def _in_jax(module: nn.Module) -> Callable[[dict[str, Any], Any], Any]:
+def in_jax(module: nn.Module) -> Callable[[dict[str, Any], Any], Any]:
     """The forward pass of one record, layer by layer as the module is built."""
     import jax
     from jax import lax
