@@ -233,30 +233,3 @@ def test_a_dataset_knows_its_kind_and_its_clients():
     assert (text.kind, text.clients, text.shape) == ("tokens", 2, (3,))
     with pytest.raises(DataError, match="not images"):
         _ = text.train_images
-
-
-@pytest.mark.parametrize(
-    ("good", "change", "complaint"),
-    [
-        (IMAGES, {"train_inputs": np.zeros((2, 4, 4), dtype=np.uint8)}, "uint8 of shape"),
-        (IMAGES, {"test_inputs": np.zeros((2, 1, 4, 4), dtype=np.float32)}, "uint8 of shape"),
-        (IMAGES, {"train_labels": np.zeros(3, dtype=np.int64)}, "one for each image"),
-        (IMAGES, {"train_labels": np.zeros(2, dtype=np.uint8)}, "int64"),
-        (IMAGES, {"test_labels": np.array([0, -1])}, "must lie in 0 .. 9"),
-        (IMAGES, {"test_labels": np.array([0, 10])}, "must lie in 0 .. 9"),
-        (IMAGES, {"test_inputs": np.zeros((2, 1, 5, 4), dtype=np.uint8)}, "differ in shape"),
-        (IMAGES, {"mean": (0.5, 0.5)}, "each of the channels"),
-        (IMAGES, {"std": (0.0,)}, "std above 0"),
-        (TEXT, {"train_inputs": numbers((0, -1, 2), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
-        (TEXT, {"train_inputs": numbers((0, 1, 3), (2, 1, 0))}, r"tokens must lie in 0 \.\. 2"),
-        (TEXT, {"train_inputs": np.zeros((2, 3), dtype=np.uint8)}, r"int64 of shape \[N, T\]"),
-        (TEXT, {"train_labels": numbers((1, 2), (1, 0))}, "one for each sample or place"),
-        (TEXT, {"train_labels": np.array([0, 1])}, "labels differ in shape"),
-        (TEXT, {"owners": np.array([0, 2])}, "count from 0"),
-        (TEXT, {"owners": np.array([-1, 0])}, "count from 0"),
-        (TEXT, {"owners": np.array([0])}, "one for each training sample"),
-    ],
-)
-def test_a_dataset_that_does_not_fit_together_is_refused(good, change, complaint):
-    with pytest.raises(DataError, match=complaint):
-        Dataset(**(good | change))

@@ -121,8 +121,7 @@ class DatasetSpec:
     def decode(self, contents: Contents) -> Dataset:
         """The dataset in the verified contents of one of its file sets.
 
-        Raises `DataError` for anything that is not exactly the published format and has the sizes known here; settings
-        were checked against these.
+        Raises `DataError` where it is not what is known here of its sizes, against which settings were checked.
         """
         arrays = self.layout.read(self, contents)
         dataset = Dataset(
@@ -135,14 +134,17 @@ class DatasetSpec:
             vocabulary=self.vocabulary,
             owners=arrays[4],
         )
+        hint = f"delete them, then run `niss data get {self.name}`"
         found = (len(dataset.train_labels), len(dataset.test_labels), dataset.clients)
         known = (self.train_size, self.test_size, self.clients)
         if found != known:
             raise DataError(
                 f"{self.name} should have {known[0]} training samples, {known[1]} test samples and {known[2]} "
                 f"clients; its files hold {found[0]}, {found[1]} and {found[2]}",
-                hint=f"delete them, then run `niss data get {self.name}`",
+                hint=hint,
             )
+        if max(part.max(initial=0) for part in (dataset.train_labels, dataset.test_labels)) >= self.classes:
+            raise DataError(f"{self.name}: labels must lie in 0 .. {self.classes - 1}", hint=hint)
         return dataset
 
 
