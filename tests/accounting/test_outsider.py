@@ -17,7 +17,8 @@ from scipy import optimize, signal, stats
 from niss.accounting import outsider
 from niss.accounting.outsider import OutsiderClaim, outsider_epsilon
 from niss.errors import ConfigError
-from niss.mechanism import gdp_epsilon
+from niss.mechanism import Slots, gdp_epsilon
+from niss.mechanism.slots import few_kinds
 from support.refusals import refuses
 
 DELTA = 1e-5
@@ -228,11 +229,11 @@ def test_the_words_name_the_adversary_and_round_up() -> None:
 
 def test_many_different_rounds_are_rounded_to_the_safe_side() -> None:
     mus = [0.5 / 1.0007**number for number in range(60)]
-    groups = outsider._grouped(mus)
+    groups = few_kinds(tuple((1.0, 1.0 / mu, 1) for mu in mus))
     assert len(groups) < 15
-    rounded = sorted((mu for mu, count in groups for _ in range(count)), reverse=True)
+    rounded = [1.0 / z for _, z, count in groups for _ in range(count)]
     assert all(mu <= more <= mu * 1.0051 for more, mu in zip(rounded, mus, strict=True))
-    assert outsider._grouped([0.5, 0.25, 0.5]) == [(0.25, 1), (0.5, 2)]
+    assert few_kinds(Slots.of((1.0, 2.0, 1), (1.0, 4.0, 2)).rounds) == ((1.0, 2.0, 1), (1.0, 4.0, 2))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from niss.accounting import Plan, RoundPlan, plan
 from niss.errors import ConfigError, PrivacyError
-from niss.mechanism import Slots, add_shares, gaussian_sigma, gdp_delta, gdp_mu
+from niss.mechanism import Slots, add_shares, classical_sigma, gdp_delta, gdp_mu
 from niss.randomness import SimStream
 from niss.simulation import make_config
 from support.refusals import refuses
@@ -81,7 +81,7 @@ def test_the_target_is_composed_over_participations() -> None:
 
 def test_the_classical_mechanism_composes_from_its_own_noise() -> None:
     plan = Plan(epsilon=0.5, delta=1e-5, mechanism="classical", participations=4)
-    sigma = gaussian_sigma(0.5, 0.98e-5, 1.0, mechanism="classical")
+    sigma = classical_sigma(0.5, 0.98e-5)
     assert plan.round_mu(np.array([0]))[0] == pytest.approx(1.0 / (2.0 * sigma))
     assert not plan.heuristic
     with pytest.raises(PrivacyError, match="classical"):

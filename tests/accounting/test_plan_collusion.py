@@ -11,7 +11,7 @@ import pytest
 from niss.accounting import Plan, RoundPlan
 from niss.accounting.assumed import Assumed
 from niss.errors import PrivacyError
-from niss.mechanism import gaussian_sigma, gdp_delta, gdp_mu
+from niss.mechanism import classical_sigma, gdp_delta, gdp_mu
 from niss.views import effective_variance
 
 TARGET: dict[str, Any] = {"clip": 0.5, "epsilon": 3.0, "delta": 1e-5, "neighbours": 4}
@@ -116,7 +116,7 @@ def test_the_length_of_a_run_is_not_that_of_the_chains_its_graphs_may_come_from(
 
 def test_the_classical_mechanism_pays_too() -> None:
     plan = Plan(epsilon=0.5, mechanism="classical", collusion=0.2)
-    sigma = gaussian_sigma(0.5, plan.gaussian_delta, 1.0, mechanism="classical")
+    sigma = classical_sigma(0.5, plan.gaussian_delta)
     assert plan.gaussian_delta < plan.delta
     assert plan.round_mu(np.array([0]))[0] == pytest.approx(1.0 / sigma, rel=1e-12)
 

@@ -19,7 +19,7 @@ import pytest
 from scipy import stats
 
 from niss import ShareGraph, effective_variance
-from niss.mechanism import add_shares, aggregate_variance
+from niss.mechanism import add_shares
 from niss.randomness import SimStream
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_round.py"
@@ -194,7 +194,7 @@ def test_joint_view_agrees(example, clients, shares, tau2, seed):
 def test_variance_formulas_agree(example, tau2):
     rnd = play(example, tau2=tau2)
     graph, _, _ = as_package(rnd)
-    package = aggregate_variance(graph, unit_variance=rnd.unit_variance, tau2=tau2)
+    package = float(np.sum(tau2 * rnd.unit_variance * graph.in_weight))
     assert package == pytest.approx(6 * tau2 * example.SIGMA_K2, rel=1e-12)
     assert rnd.unit_variance * graph.out_weight == pytest.approx(np.full(6, example.SIGMA_K2))
     marginal = rnd.unit_variance * (np.diag(graph.laplacian()) + tau2 * graph.in_weight)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from niss.errors import PrivacyError
-from niss.mechanism import gaussian_sigma, gdp_delta, gdp_epsilon, gdp_mu
+from niss.mechanism import classical_sigma, gdp_delta, gdp_epsilon, gdp_mu
 from niss.mechanism.gaussian import log_normal_cdf
 from support.refusals import refuses
 
@@ -73,8 +73,8 @@ def test_delta_falls_with_epsilon_and_rises_with_mu(epsilon: float, more: float,
 
 
 def test_the_papers_target_under_both_mechanisms() -> None:
-    analytic = gaussian_sigma(10.0, 1e-4, 1.0)
-    classical = gaussian_sigma(10.0, 1e-4, 1.0, mechanism="classical", allow_invalid=True)
+    analytic = 1.0 / gdp_mu(10.0, 1e-4)
+    classical = classical_sigma(10.0, 1e-4, allow_invalid=True)
     assert analytic == pytest.approx(0.4553, abs=5e-5)
     assert classical == pytest.approx(0.4344, abs=5e-5)
     assert gdp_delta(10.0, 1.0 / analytic) == pytest.approx(1e-4, rel=1e-9)
@@ -84,7 +84,7 @@ def test_the_papers_target_under_both_mechanisms() -> None:
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
 def test_classical_is_refused_where_it_is_not_proved(epsilon: float) -> None:
     with pytest.raises(PrivacyError, match="epsilon < 1") as caught:
-        gaussian_sigma(epsilon, 1e-5, 1.0, mechanism="classical")
+        classical_sigma(epsilon, 1e-5)
     assert caught.value.hint is not None
     assert "analytic" in caught.value.hint
 
@@ -92,14 +92,9 @@ def test_classical_is_refused_where_it_is_not_proved(epsilon: float) -> None:
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.01, 0.2])
 def test_classical_keeps_its_promise_below_one(epsilon: float, delta: float) -> None:
-    sigma = gaussian_sigma(epsilon, delta, 1.0, mechanism="classical")
+    sigma = classical_sigma(epsilon, delta)
     assert gdp_delta(epsilon, 1.0 / sigma) <= delta
-    assert sigma >= gaussian_sigma(epsilon, delta, 1.0)
-
-
-def test_sigma_is_proportional_to_the_sensitivity() -> None:
-    one, three = gaussian_sigma(2.0, 1e-5, 1.0), gaussian_sigma(2.0, 1e-5, 3.0)
-    assert three == pytest.approx(3.0 * one, rel=1e-14)
+    assert sigma >= 1.0 / gdp_mu(epsilon, delta)
 
 
 @settings(deadline=None, max_examples=150)
@@ -137,8 +132,8 @@ def test_inverses_at_the_extremes() -> None:
 @given(epsilon=st.floats(0.01, 50.0), more=st.floats(0.01, 5.0), log_delta=st.floats(-20.0, -1.0))
 def test_a_looser_target_needs_less_noise(epsilon: float, more: float, log_delta: float) -> None:
     delta = 10.0**log_delta
-    assert gaussian_sigma(epsilon + more, delta, 1.0) < gaussian_sigma(epsilon, delta, 1.0)
-    assert gaussian_sigma(epsilon, delta / 2, 1.0) > gaussian_sigma(epsilon, delta, 1.0)
+    assert gdp_mu(epsilon + more, delta) > gdp_mu(epsilon, delta)
+    assert gdp_mu(epsilon, delta / 2) < gdp_mu(epsilon, delta)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +142,8 @@ def test_a_looser_target_needs_less_noise(epsilon: float, more: float, log_delta
         *((gdp_delta, (bad, 1.0), "epsilon") for bad in (-1.0, math.nan, math.inf)),
         *((gdp_delta, (1.0, bad), "mu") for bad in (-1.0, math.nan, math.inf)),
         *((gdp_epsilon, (bad, 1e-5), "mu") for bad in (-1.0, math.nan, -math.inf)),
-        *((gaussian_sigma, (bad, 1e-5, 1.0), "epsilon") for bad in (0.0, math.nan)),
-        *((gaussian_sigma, (1.0, bad, 1.0), "delta") for bad in (0.0, 1.0, math.nan)),
-        *((gaussian_sigma, (1.0, 1e-5, bad), "sensitivity") for bad in (0.0, -2.0, math.inf)),
+        *((ask, (bad, 1e-5), "epsilon") for bad in (0.0, math.nan) for ask in (gdp_mu, classical_sigma)),
+        *((ask, (0.5, bad), "delta") for bad in (0.0, 1.0, math.nan) for ask in (gdp_mu, classical_sigma)),
     ],
 )
 def test_bad_numbers_are_refused_by_name(
@@ -157,8 +151,3 @@ def test_bad_numbers_are_refused_by_name(
 ) -> None:
     with refuses(field, match=field):
         ask(*given)
-
-
-def test_unknown_mechanism_lists_the_known() -> None:
-    with refuses("mechanism", match="analytic, classical"):
-        gaussian_sigma(1.0, 1e-5, 1.0, mechanism="laplace")

@@ -288,7 +288,6 @@ def test_bad_arguments_are_refused_by_name() -> None:
         ("modulus_bits", lambda: residues(steps, 48)),
         ("modulus_bits", lambda: grid.check_fits(**amounts, modulus_bits=16)),
         ("variance", lambda: grid.deviation_steps(-1.0)),
-        ("failure", lambda: grid.check_fits(**amounts, failure=0.0)),
         ("clients", lambda: grid.check_fits(**amounts, clients=0)),
         # What has no proof.
         ("deviation_steps", lambda: aliasing_distance([4.0, 0.0], [4.0])),

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from niss.graph import ShareGraph
-from niss.mechanism import DISTORTIONS, add_gaussian, add_shares, aggregate_variance, share_counts
-from niss.mechanism.shares import add_clique_shares, find_clique
+from niss.mechanism import DISTORTIONS, add_gaussian, add_shares, share_counts
+from niss.mechanism.shares import add_spread, find_clique
 from niss.randomness import SimStream
 from niss.randomness.sim import normal_blocks
 from niss.simulation.uploads import HostUploads
@@ -96,21 +96,6 @@ def test_memory_beyond_the_uploads_is_a_few_vectors(distortion: str) -> None:
         tracemalloc.stop()
     assert np.all(uploads.std(axis=1) > 1.0)
     assert peak < 5 * uploads[0].nbytes
-
-
-def test_the_closed_form_is_the_papers_on_balanced_graphs() -> None:
-    own = np.array([2.0, 3.0, 4.0, 2.5, 3.5, 3.0])
-    tau2 = np.array([0.1, 0.0, 0.5, 0.2, 1.0, 0.3])
-    graph = ShareGraph.regular(6, degree=4, beacon=BEACON, shares=share_counts(own, 0.5))
-    assert aggregate_variance(graph, unit_variance=0.5, tau2=tau2) == pytest.approx(
-        float(np.sum(own * tau2)), rel=1e-9
-    )
-
-
-def test_the_closed_form_follows_what_is_received_elsewhere() -> None:
-    graph = ShareGraph(3, [(0, 1, 2.0), (0, 2, 1.0), (1, 2, 4.0)])
-    value = aggregate_variance(graph, unit_variance=3.0, tau2=[9.0, 0.5, 0.1])
-    assert value == pytest.approx(3.0 * (0.5 * 2.0 + 0.1 * 5.0))
 
 
 def test_share_counts_may_be_fractional_but_not_below_one() -> None:
@@ -230,7 +215,7 @@ def test_they_cancel_and_can_be_repeated() -> None:
     drawn = []
     for seed in (1, 1, 2):
         rows = np.zeros((9, 500))
-        add_clique_shares(rows, clique, unit_variance=4.0, stream=SimStream(seed))
+        add_spread(rows, clique.seats, clique.variance(4.0), (), SimStream(seed), "clique")
         assert np.abs(rows.sum(axis=0)).max() < 1e-12
         drawn.append(rows)
     assert np.array_equal(drawn[0], drawn[1])
@@ -244,7 +229,7 @@ def test_a_clique_of_some_leaves_the_others_alone() -> None:
     assert clique.seats.tolist() == [1, 3, 4]
     assert clique.weight == 2.0
     rows = np.zeros((6, 50))
-    add_clique_shares(rows, clique, unit_variance=1.0, stream=SimStream(3))
+    add_spread(rows, clique.seats, clique.variance(1.0), (), SimStream(3))
     assert rows[[1, 3, 4]].all()
     assert not rows[[0, 2, 5]].any()
 

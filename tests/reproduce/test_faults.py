@@ -10,7 +10,7 @@ import pytest
 from experiments.reproduce.paper import NBAFL, Setup
 from niss.accounting import Plan
 from niss.graph import ShareGraph
-from niss.mechanism import add_shares, clip_elements, clip_l2, gaussian_sigma, gdp_epsilon
+from niss.mechanism import add_shares, clip_elements, clip_l2, gdp_epsilon, gdp_mu
 from niss.randomness import SimStream
 
 
@@ -39,7 +39,7 @@ def test_1_shares_of_the_full_variance_are_v_times_too_much():
 
 def test_6_thirty_rounds_at_epsilon_10_promise_nothing():
     """100 rounds in which three of ten clients take part."""
-    mu = 1.0 / gaussian_sigma(10.0, 1e-4, 1.0, mechanism="analytic")
+    mu = gdp_mu(10.0, 1e-4)
     assert gdp_epsilon(mu, 1e-4) == pytest.approx(10.0, rel=1e-6)
     assert gdp_epsilon(math.sqrt(30) * mu, 1e-4) > 100.0
 

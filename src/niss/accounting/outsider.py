@@ -31,7 +31,6 @@ The server, a fellow client or anyone who learns the participants is no outsider
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,16 +38,12 @@ from niss.checks import require_one_of, require_real, require_whole
 from niss.claims import digits, rounded_up
 from niss.errors import ConfigError
 from niss.mechanism import Slots, gdp_epsilon
-from niss.mechanism.slots import WIDEST_LOSS
+from niss.mechanism.slots import WIDEST_LOSS, few_kinds
 
 SAMPLINGS = ("poisson", "uniform", "shuffled")
 # How many times as far as its own neighbours any two updates of the client unit may lie apart.
 _ANY_TWO = {"zero-out": 2.0, "replace-one": 1.0}
 _RELATIONS = {"client": tuple(_ANY_TWO), "record": ("zero-out",)}
-
-# More different rounds than this are rounded up onto a grid, so that the accountants work on few of them.
-_FEW = 8
-_GRID = math.log(1.005)
 
 
 @dataclass(frozen=True)
@@ -163,17 +158,9 @@ def _without_replacement(mus: Sequence[float], clients: int, participants: int, 
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    for mu, count in _grouped(mus):
-        gaussian = dp_accounting.GaussianDpEvent(1.0 / mu)
+    for _, z, count in few_kinds(_poisson(mus, 1.0).rounds):
+        gaussian = dp_accounting.GaussianDpEvent(z)
         accountant.compose(
             dp_accounting.SampledWithoutReplacementDpEvent(clients, participants, gaussian), count
         )
     return float(accountant.get_epsilon(delta))
-
-
-def _grouped(mus: Sequence[float]) -> list[tuple[float, int]]:
-    """Equal rounds counted; many different ones are rounded up by at most 0.5 %, the safe side."""
-    counts = Counter(mus)
-    if len(counts) > _FEW:
-        counts = Counter(max(mu, math.exp(_GRID * math.ceil(math.log(mu) / _GRID))) for mu in mus)
-    return sorted(counts.items())

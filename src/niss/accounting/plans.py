@@ -26,7 +26,7 @@ from niss.accounting.committed import Committed
 from niss.accounting.ledger import Amount
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
-from niss.mechanism import Slots, gaussian_sigma, gdp_mu, poisson_multiplier
+from niss.mechanism import Slots, classical_sigma, gdp_mu, poisson_multiplier
 from niss.mechanism.shares import Edges, SomeEdges, per_client
 from niss.methods import (
     METHODS,
@@ -248,9 +248,7 @@ class Plan(Trust, Horizon, Sharing, Target):
         if (mu := self.kind.round_mu(self, epsilon)) is not None:
             return mu
         if self.mechanism == "classical":
-            sigma = gaussian_sigma(
-                epsilon, self.gaussian_delta, 1.0, mechanism="classical", allow_invalid=self.allow_invalid
-            )
+            sigma = classical_sigma(epsilon, self.gaussian_delta, allow_invalid=self.allow_invalid)
             return 1.0 / (sigma * math.sqrt(self.turns))
         if self.batch is not None:
             return 1.0 / poisson_multiplier(epsilon, self.gaussian_delta, self.batch, self.turns)

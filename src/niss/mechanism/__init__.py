@@ -4,13 +4,7 @@
 """
 
 from niss.mechanism.clipping import clip_elements, clip_l2, l2_norm, require_finite
-from niss.mechanism.gaussian import (
-    MECHANISMS,
-    gaussian_sigma,
-    gdp_delta,
-    gdp_epsilon,
-    gdp_mu,
-)
+from niss.mechanism.gaussian import classical_sigma, gdp_delta, gdp_epsilon, gdp_mu
 from niss.mechanism.grid import Grid, centred, discretisation_delta
 from niss.mechanism.shares import (
     DISTORTIONS,
@@ -18,7 +12,6 @@ from niss.mechanism.shares import (
     Edges,
     add_gaussian,
     add_shares,
-    aggregate_variance,
     distortion_named,
     share_counts,
 )

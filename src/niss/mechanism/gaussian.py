@@ -19,8 +19,6 @@ from functools import lru_cache
 from niss.checks import require_real
 from niss.errors import ConfigError, PrivacyError
 
-MECHANISMS = ("analytic", "classical")
-
 
 def log_normal_cdf(x: float) -> float:
     """`log Phi(x)`, to about 1e-13 relative, far into the lower tail."""
@@ -79,37 +77,20 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     return -_bisect(lambda negative: gdp_delta(epsilon, -negative) <= delta, low=-high, high=0.0)
 
 
-def gaussian_sigma(
-    epsilon: float,
-    delta: float,
-    sensitivity: float,
-    *,
-    mechanism: str = "analytic",
-    allow_invalid: bool = False,
-) -> float:
-    """The noise standard deviation that makes one release (epsilon, delta)-DP.
+def classical_sigma(epsilon: float, delta: float, *, allow_invalid: bool = False) -> float:
+    """The deviation that the paper's Theorem 1 asks for at sensitivity 1, `sqrt(2 ln(1.25/delta)) / epsilon`.
 
-    `sensitivity` is how far one client can move the released value in L2 norm, `Delta` above.
-    `analytic` is exact at every epsilon. `classical` is the paper's Theorem 1,
-    `sigma = Delta * sqrt(2 ln(1.25/delta)) / epsilon`, proved only for epsilon < 1; at larger epsilon
-    it may add too little noise, so it is refused unless `allow_invalid=True` (at epsilon = 10,
-    delta = 1e-4 its true delta is 2.7e-4).
+    Exact is `1 / gdp_mu`. This is proved only for epsilon < 1; at larger epsilon it may add too little noise, so it is
+    refused unless `allow_invalid=True` (at epsilon = 10, delta = 1e-4 its true delta is 2.7e-4).
     """
     require_real(epsilon, field="epsilon", zero_allowed=False)
     _require_delta(delta)
-    require_real(sensitivity, field="sensitivity", zero_allowed=False)
-    if mechanism == "analytic":
-        return sensitivity / gdp_mu(epsilon, delta)
-    if mechanism != "classical":
-        raise ConfigError(
-            f"unknown mechanism {mechanism!r}", field="mechanism", hint="use one of: " + ", ".join(MECHANISMS)
-        )
     if epsilon >= 1.0 and not allow_invalid:
         raise PrivacyError(
             f"the classical Gaussian mechanism is proved only for epsilon < 1, not epsilon = {epsilon:g}",
             hint="use mechanism='analytic', or allow_invalid=True to reproduce the paper without a guarantee",
         )
-    return sensitivity * math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
+    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
 
 
 def _bisect(holds: Callable[[float], bool], *, low: float, high: float) -> float:

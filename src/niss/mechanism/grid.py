@@ -64,6 +64,8 @@ from niss.errors import ConfigError
 from niss.randomness import sampler_factor
 
 MAX_BITS = 62
+# The probability with which a sum may wrap in some coordinate, though it was found to fit.
+_WRAPS = 2.0**-40
 ModulusBits = Literal[32, 64]
 Residues = NDArray[np.uint32] | NDArray[np.uint64]
 
@@ -124,16 +126,15 @@ class Grid:
         coordinates: int,
         clients: int = 1,
         modulus_bits: int = 64,
-        failure: float = 2.0**-40,
     ) -> float:
         """Refuse a grid on which the final sum may wrap; give the largest sum, in steps.
 
         Shares cancel exactly and may wrap on the way. What remains in a coordinate is at most
 
-            (clip_sum + z deviation_sum) / g + clients / 2,    z = sqrt(2 ln(coordinates / failure)),
+            (clip_sum + z deviation_sum) / g + clients / 2,    z = sqrt(2 ln(coordinates / p)),
 
         with `clip_sum = sum_k |p_k| clip`, `deviation_sum^2 = sum_k eta_k^2` of the residual noise and
-        half a step for rounding each of the `clients` residuals; but for probability `failure` over all
+        half a step for rounding each of the `clients` residuals; but for the probability p = 2^-40 over all
         coordinates (`P(|Z| > z) <= exp(-z^2 / 2)`), to which `sampler_distance` of the sampler adds. Rounding
         the updates adds nothing: no entry of one exceeds its norm, which is within the clip after rounding too.
         """
@@ -142,9 +143,7 @@ class Grid:
         require_real(deviation_sum, field="deviation_sum")
         if coordinates < 1 or clients < 1:
             raise ConfigError("must be at least 1", field="coordinates" if coordinates < 1 else "clients")
-        if not 0.0 < failure < 1.0:
-            raise ConfigError(f"must be between 0 and 1, not {failure!r}", field="failure")
-        reach = clip_sum + math.sqrt(2.0 * math.log(coordinates / failure)) * deviation_sum
+        reach = clip_sum + math.sqrt(2.0 * math.log(coordinates / _WRAPS)) * deviation_sum
         room, rounding = 2.0 ** (bits - 1) - 1.0, clients / 2.0
         # A hair more than computed, for the rounding of these few operations.
         largest = (math.ldexp(reach, self.bits) + rounding) * (1.0 + 1e-12)

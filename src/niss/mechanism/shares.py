@@ -264,14 +264,6 @@ def add_gaussian(vector: Rows, deviation: float, stream: SimStream) -> None:
         vector[place] += noise
 
 
-def aggregate_variance(edges: Edges, *, unit_variance: float, tau2: ArrayLike) -> float:
-    """What does not cancel: `sum_k tau_k^2 sigma^2 in_k` per coordinate.
-
-    With in-weight = out-weight = v_k this is the paper's Theorem 2, `sum_k sigma_k^2 tau_k^2`.
-    """
-    return float(np.sum(per_client(tau2, edges.size, "tau2") * unit_variance * edges.in_weight))
-
-
 def per_client(values: ArrayLike, size: int, field: str) -> FloatArray:
     """One finite, non-negative number per client, from one number or from one per client."""
     array = np.asarray(values, dtype=np.float64)
@@ -306,12 +298,6 @@ def find_clique(edges: Edges) -> Clique | None:
     return Clique(seats, float(edges.weights[0]))
 
 
-def add_clique_shares(uploads: Rows, clique: Clique, *, unit_variance: float, stream: SimStream) -> None:
-    """Add simulated shares of a clique to its rows of `uploads`, in place, undistorted. Their sum is zero."""
-    sources = [stream.child("clique", int(seat)) for seat in clique.seats]
-    _spread(uploads, clique.seats, clique.variance(unit_variance), (), sources)
-
-
 Common = tuple[float, SimStream]
 """A vector that all rows have in common: its deviation, negative where it is taken out, and where it is drawn from."""
 
@@ -322,18 +308,13 @@ def add_spread(
     variance: float,
     common: Sequence[Common],
     stream: SimStream,
+    name: str = "spread",
 ) -> None:
-    """Add `sqrt(variance) (g_k - mean g)` to each of these rows, and every common vector to all of them, in place."""
-    _spread(rows, seats, variance, common, [stream.child("spread", int(seat)) for seat in seats])
+    """Add `sqrt(variance) (g_k - mean g)` to each of these rows, and every common vector to all of them, in place.
 
-
-def _spread(
-    rows: Rows,
-    seats: NDArray[np.int64],
-    variance: float,
-    common: Sequence[Common],
-    streams: Sequence[SimStream],
-) -> None:
+    Each g_k is drawn from the child of `stream` with that name and seat.
+    """
+    streams = [stream.child(name, int(seat)) for seat in seats]
     dtype, width = rows.dtype, rows.shape[1]
     deviation = dtype.type(math.sqrt(variance))
     sources = [normal_blocks(source, width, dtype) for source in streams]

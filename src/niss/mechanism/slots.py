@@ -110,13 +110,13 @@ class Slots:
         """
         if (gaussian := self._gaussian_mu()) is not None:
             return gdp_epsilon(gaussian, delta) if gaussian > 0.0 else 0.0
-        return _epsilon(_few(self.rounds), delta, coarser)
+        return _epsilon(few_kinds(self.rounds), delta, coarser)
 
     def delta(self, epsilon: float) -> float:
         """Delta at `epsilon` of all of them: the composed curve, never too small."""
         if (gaussian := self._gaussian_mu()) is not None:
             return gdp_delta(epsilon, gaussian) if gaussian < math.inf else 1.0
-        return float(_accountant(_few(self.rounds), 1.0).get_delta(epsilon))
+        return float(_accountant(few_kinds(self.rounds), 1.0).get_delta(epsilon))
 
     def epsilon_if_known(self, delta: float) -> float:
         """Epsilon at `delta` against someone who learns every batch, afterwards too.
@@ -163,7 +163,7 @@ class Slots:
         """
         if (gaussian := self._gaussian_mu(records)) is not None:
             return gdp_epsilon(gaussian, delta) if gaussian > 0.0 else 0.0
-        return _epsilon_of_person(_few(self.rounds), records, delta)
+        return _epsilon_of_person(few_kinds(self.rounds), records, delta)
 
     def _gaussian_mu(self, records: int = 1) -> float | None:
         """mu where nothing is worth amplifying: every record in every batch, too little noise, or no rounds."""
@@ -181,7 +181,7 @@ def _binomial(count: int, q: float) -> NDArray[np.float64]:
     return np.asarray(np.exp(ways + xlogy(k, q) + xlog1py(count - k, -q)))
 
 
-def _few(rounds: Iterable[tuple[float, float, int]]) -> tuple[tuple[float, float, int], ...]:
+def few_kinds(rounds: Iterable[tuple[float, float, int]]) -> tuple[tuple[float, float, int], ...]:
     """The same rounds, or worse ones of few kinds: z down by at most 0.5 %, the safe side."""
     given = tuple(rounds)
     if len(given) <= _FEW:

@@ -45,7 +45,6 @@ from niss.mechanism.shares import (
     Distortion,
     Edges,
     SomeEdges,
-    add_clique_shares,
     add_part_of_spread,
     add_spread,
     find_clique,
@@ -191,10 +190,7 @@ class HostUploads:
     ) -> Rows | None:
         # Where everyone shares with everyone, the same law is drawn in one vector for each client.
         if distortion_named(distortion).additive and (clique := find_clique(edges)) is not None:
-            if self._seats.complete:
-                add_clique_shares(self._rows, clique, unit_variance=unit_variance, stream=stream)
-            else:
-                self._add_part_of_spread(clique.seats, clique.variance(unit_variance), (), stream, "clique")
+            self.add_spread(clique.seats, clique.variance(unit_variance), (), stream, "clique")
             # The shares are added; what was received of them is left to be distorted.
             edges = SomeEdges.of(edges, np.zeros(edges.senders.size, dtype=bool))
         return add_shares(
@@ -203,16 +199,16 @@ class HostUploads:
         )  # fmt: skip
 
     def add_spread(
-        self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream
+        self,
+        seats: IntArray,
+        variance: float,
+        common: Sequence[Common],
+        stream: SimStream,
+        name: str = "spread",
     ) -> None:
         if self._seats.complete:
-            add_spread(self._rows, seats, variance, common, stream)
-        else:
-            self._add_part_of_spread(seats, variance, common, stream, "spread")
-
-    def _add_part_of_spread(
-        self, seats: IntArray, variance: float, common: Sequence[Common], stream: SimStream, name: str
-    ) -> None:
+            add_spread(self._rows, seats, variance, common, stream, name)
+            return
         places = self._seats.rows_of(seats)
         streams = [stream.child(name, seat) for seat in self._seats.mine[places].tolist()]
         drawn = add_part_of_spread(self._rows, places, variance, common, streams)
