@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from experiments.reproduce.paper import FIGURE_4
 from niss.errors import RunFolderError
 from niss.files import parse_json, to_json, write_output
+from niss.runs import five_before
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,8 @@ class Cell(AnyCell):
     @property
     def before(self) -> float:
         """Mean accuracy over the five rounds before the last, at most: what a run has that ends a little earlier."""
-        earlier = [accuracy for _, accuracy in self.curve[-6:-1]] or [self.accuracy]
-        return sum(earlier) / len(earlier)
+        earlier = five_before([accuracy for _, accuracy in self.curve])
+        return self.accuracy if earlier is None else earlier
 
     @property
     def score(self) -> float:

@@ -34,8 +34,8 @@ def test_the_page_is_structured_for_all_readers(demo: Path) -> None:
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     assert len(page.all("caption")) == len(page.all("table")) == 3
-    # Results: 4 columns, noise: 7, 6 methods; values: a column for each method and the round, 24 rounds.
-    assert Counter(cell.get("scope") for cell in page.all("th")) == {"col": 4 + 7 + 7, "row": 6 + 6 + 24}
+    # Results: 5 columns, noise: 7, 6 methods; values: a column for each method and the round, 24 rounds.
+    assert Counter(cell.get("scope") for cell in page.all("th")) == {"col": 5 + 7 + 7, "row": 6 + 6 + 24}
     # Two charts, each for a window and for a phone.
     assert [svg["role"] for svg in page.all("svg") if "x" not in svg] == ["img"] * 4
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]

@@ -20,7 +20,7 @@ from niss.claims import rounded_up
 from niss.cli.plan import plan_command
 from niss.cli.services import export_command
 from niss.errors import ConfigError, RunFolderError
-from niss.report import read_report_input, summary_rows, write_report
+from niss.report import read_report_input, remarks, summary_rows, write_report
 from niss.report.attacks import attack_cell
 from niss.report.page import render_page
 from niss.report.summary import COLUMNS, caveats, finding, noise_rows, read_rows, write_csv
@@ -71,7 +71,7 @@ def test_an_unfinished_run_shows_its_last_evaluation_and_claims_nothing(run_fold
     )
     row = summary_rows(report).rows[0]
     assert row[1].endswith("% (round 30)")
-    assert row[2] == noise_rows(report).rows[0][-1] == "unfinished", "neither a guarantee nor its absence"
+    assert row[3] == noise_rows(report).rows[0][-1] == "unfinished", "neither a guarantee nor its absence"
     assert finding(report).startswith("This run is unfinished: 30 of 30 rounds are done")
     assert caveats(report) == []
 
@@ -167,12 +167,12 @@ def test_rows_are_formatted_for_reading(demo: Path) -> None:
     report = read_report_input(demo)
     results = {row[0]: row[1:] for row in summary_rows(report).rows}
     assert results == {
-        "fedavg": ("85.0 %", "not private", "all who see the updates"),
-        "central-dp": ("84.0 %", "no guarantee", "the server (ε 3.00 against others)"),
-        "dp-fedavg": ("21.0 %", "3.00", "nobody"),
-        "niss-kappa-1": ("79.2 %", "3.00", "all clients not to help the server"),
-        "niss-kappa-4": ("82.1 %", "3.00", "all clients not to help the server"),
-        "niss-as-printed": ("84.8 %", "no guarantee", "–"),
+        "fedavg": ("85.0 %", "84.4 %", "not private", "all who see the updates"),
+        "central-dp": ("84.0 %", "83.5 %", "no guarantee", "the server (ε 3.00 against others)"),
+        "dp-fedavg": ("21.0 %", "20.9 %", "3.00", "nobody"),
+        "niss-kappa-1": ("79.2 %", "78.7 %", "3.00", "all clients not to help the server"),
+        "niss-kappa-4": ("82.1 %", "81.6 %", "3.00", "all clients not to help the server"),
+        "niss-as-printed": ("84.8 %", "84.2 %", "no guarantee", "–"),
     }
     noise = {row[0]: row[1:] for row in noise_rows(report).rows}
     assert noise["fedavg"] == ("–", "–", "none", "none", "none", "not private")
@@ -186,12 +186,45 @@ def test_a_share_of_colluders_is_part_of_who_is_trusted(run_folder: Path) -> Non
         values = json.loads(manifest.read_text())
         values["config"]["privacy"] |= {"collusion": collusion, "unit": unit}
         manifest.write_text(json.dumps(values))
-        assert summary_rows(read_report_input(run_folder)).rows[0][3] == f"{said} not to help the server"
+        assert summary_rows(read_report_input(run_folder)).rows[0][4] == f"{said} not to help the server"
 
 
 def test_a_run_without_rounds_does_not_claim_to_be_free_of_noise(run_folder: Path) -> None:
     (run_folder / "metrics.jsonl").write_text("", encoding="utf-8")
     assert noise_rows(read_report_input(run_folder)).rows[0][2:6] == ("–", "–", "–", "–")
+
+
+def test_noise_that_is_gone_after_the_last_round_only_is_said_with_the_mean_of_the_five_before(
+    demo: Path,
+) -> None:
+    metrics = demo / "niss-kappa-4" / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for line in lines:
+        line["carried_variance"] = 0.0 if line["round"] == len(lines) else 1e-7
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = read_report_input(demo)
+    assert "niss-kappa-4 reaches 82.1 % (81.6 % over the five before), 2.9 percentage points" in finding(
+        report
+    )
+    (said,) = (remark for remark in remarks(report) if "after the last one only" in remark)
+    assert said.startswith("The noise that niss-kappa-4 carries")
+    assert said in caveats(report)
+
+
+def test_a_method_whose_noise_cancels_altogether_is_explained_beside_the_table(demo: Path) -> None:
+    report = read_report_input(demo)
+    (said,) = remarks(report)
+    assert said.startswith("All noise of niss-as-printed cancels")
+    assert "its ε of 1.10 is that of one upload alone" in said
+    assert said in caveats(report)
+
+
+def test_a_column_of_accuracies_says_whether_every_round_was_evaluated(demo: Path) -> None:
+    assert summary_rows(read_report_input(demo)).header[2] == "Five evaluations before"
+    for metrics in demo.glob("*/metrics.jsonl"):
+        lines = [json.loads(line) | {"accuracy": 0.5} for line in metrics.read_text().splitlines()]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert summary_rows(read_report_input(demo)).header[2] == "Five rounds before"
 
 
 UNPROVEN = {"epsilon_joint": None}
@@ -288,9 +321,9 @@ def test_page_table_and_finding_show_the_same_digits(folder: Path) -> None:
     assert "7.97" not in shown
     assert "2.34" not in shown
     results, noise = ({row[0]: row for row in table(report).rows} for table in (summary_rows, noise_rows))
-    assert (results["niss-kappa-4"][2], noise["niss-kappa-4"][-1]) == ("7.98", "2.35")
-    assert (results["central-dp"][2], noise["central-dp"][-1]) == ("no guarantee", "no guarantee")
-    assert "ε 7.98 against others" in results["central-dp"][3]
+    assert (results["niss-kappa-4"][3], noise["niss-kappa-4"][-1]) == ("7.98", "2.35")
+    assert (results["central-dp"][3], noise["central-dp"][-1]) == ("no guarantee", "no guarantee")
+    assert "ε 7.98 against others" in results["central-dp"][4]
     words = " ".join([finding(report), *caveats(report)])
     assert set(_NUMBERS.findall(words)) == {"7.98"}
 

@@ -206,6 +206,6 @@ def test_report_and_summary_speak_of_records(given, tmp_path):
     assert "Local epochs" not in settings
     assert "one single record" in write_report(tmp_path).read_text(encoding="utf-8")
     header, (row,) = summary_rows(read_report_input(tmp_path))
-    assert (header[2], float(row[2])) == ("ε against the server", pytest.approx(4.0, abs=0.05))
-    assert row[3] == "all silos not to help the server"
+    assert (header[3], float(row[3])) == ("ε against the server", pytest.approx(4.0, abs=0.05))
+    assert row[4] == "all silos not to help the server"
     assert "if all became known, epsilon would be" in result.statement.words

@@ -266,12 +266,15 @@ def _present(result: RunResult | Comparison, folder: Path, *, as_json: bool) -> 
     """Print the summary as JSON or as a table, write the report and say where it is; rank 0 does it for all."""
     if rank():
         return
-    from niss.report import read_report_input, summary_rows, write_report
+    from niss.report import read_report_input, remarks, summary_rows, write_report
 
     if as_json:
         print_json(result.summary)
     else:
-        print_table(*summary_rows(read_report_input(folder)), left=(0, 3))
+        report = read_report_input(folder)
+        print_table(*summary_rows(report), left=(0, 4))
+        for remark in remarks(report):
+            print_sentence(f"note: {remark}", indent=6)
         if "methods" not in result.summary:
             _print_promise(folder)
     try:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from niss.simulation.method_run import RoundEvent, TrainingEvent
 
 _QUIET = "niss.cli.quiet"
+# Sentences in a narrower column would be read word by word.
+_NARROWEST = 24
 
 
 class ProcessState:
@@ -94,8 +96,9 @@ def print_json(value: Any) -> None:
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> None:
     """Print a table of plain text on stdout, in which no cell is ever cut.
 
-    `left` are the columns that hold words, all others hold numbers. Headings are broken between words. Where the
-    terminal is too narrow even so, every row becomes a block of lines.
+    `left` are the columns that hold words, all others hold numbers. Headings are broken between words, and so are
+    cells of the last column where it holds words. Where the terminal is too narrow even so, every row becomes a block
+    of lines.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -107,6 +110,10 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: S
         for number, heading in enumerate(header)
     ]
     room = console.width - sum(least) - 3 * (len(header) - 1)
+    if room < 0 and len(header) - 1 in left:
+        given = min(-room, max(0, least[-1] - _NARROWEST))
+        least[-1] -= given
+        room += given
     if room < 0:
         _print_blocks(console, header, lines)
         return

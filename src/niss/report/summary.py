@@ -32,7 +32,7 @@ NO_NOISE = "none"
 # What stands in a cell that holds no number.
 WORDS = (NOT_APPLICABLE, NO_NOISE, NO_GUARANTEE, NOT_PRIVATE, UNFINISHED)
 
-RESULTS = ("Method", "Accuracy", "ε against the server", "Who is trusted")
+RESULTS = ("Method", "Accuracy", "Five rounds before", "ε against the server", "Who is trusted")
 NOISE = (
     *("Method", "κ", "τ²", "In a round, measured", "In a round, predicted"),
     *("In the model, predicted", "ε of one upload"),
@@ -54,14 +54,37 @@ def summary_rows(report: ReportInput) -> SummaryTable:
 
     Of an unfinished method the accuracy is that of its last evaluation, and says so; its epsilon is not known yet.
     """
-    return SummaryTable(RESULTS, tuple(map(_row, report.methods)))
+    rounds = [number for method in report.methods for number, _ in method.evaluations]
+    sparse = len(set(rounds)) < max(rounds, default=0)
+    header = [heading.replace("rounds", "evaluations") if sparse else heading for heading in RESULTS]
+    return SummaryTable(tuple(header), tuple(map(_row, report.methods)))
 
 
 def _row(method: MethodResult) -> tuple[str, ...]:
     accuracy = percent(method.accuracy)
     if method.accuracy is not None and not method.finished:
         accuracy += f" (round {method.evaluations[-1][0]})"
-    return method.label, accuracy, format_epsilon(method, method.epsilon_joint), who_is_trusted(method)
+    epsilon = format_epsilon(method, method.epsilon_joint)
+    return method.label, accuracy, percent(method.accuracy_before), epsilon, who_is_trusted(method)
+
+
+def remarks(report: ReportInput) -> list[str]:
+    """What the table of results cannot say in a cell: why a last accuracy flatters, why there is no guarantee."""
+    said = []
+    if carried := [method.label for method in report.methods if method.finished and method.carries]:
+        said.append(
+            f"The noise that {_listed(carried)} carries to the next round is all gone after the last one only: compare "
+            "by both accuracies."
+        )
+    for method in report.methods:
+        if method.finished and method.shares_noise and method.aggregate_variance_predicted == 0.0:
+            alone = method.epsilon_marginal
+            upload = "" if alone is None else f"; its ε of {rounded_up(alone)} is that of one upload alone"
+            said.append(
+                f"All noise of {method.label} cancels when the server adds the uploads up, so nothing hides a client "
+                f"from the server, as in the paper with τ = 0{upload}."
+            )
+    return said
 
 
 def noise_rows(report: ReportInput) -> SummaryTable:
@@ -176,6 +199,12 @@ class Scored:
     def accuracy(self) -> str:
         return percent(self.tenths / 1000)
 
+    @property
+    def before(self) -> str:
+        """Beside the accuracy, where noise that was carried has made that of the last round the best one."""
+        mean = self.result.accuracy_before
+        return f" ({percent(mean)} over the five before)" if self.result.carries and mean else ""
+
 
 def finding(report: ReportInput) -> str:
     """The one sentence that the page begins with.
@@ -199,10 +228,10 @@ def finding(report: ReportInput) -> str:
 def caveats(report: ReportInput) -> list[str]:
     """What a reader of the finding must know beside it, as sentences: which methods were left out and why.
 
-    Empty for a single or an unfinished run, where nothing is compared.
+    Of a single or an unfinished run, where nothing is compared, only what the table needs.
     """
     if not report.finished or len(report.methods) == 1:
-        return []
+        return remarks(report)
     scored = _scored(report)
     affordable = _within_budget(scored, report)
     proven = [one for one in scored if one.result.epsilon_joint is not None]
@@ -217,12 +246,16 @@ def caveats(report: ReportInput) -> list[str]:
             one for one in scored if one.result.is_protected and one not in affordable
         ],
     }
-    remarks = [
+    left = [
         f"Left out of the finding {why}: {_listed([f'{one.result.label} ({one.accuracy})' for one in methods])}."
         for why, methods in left_out.items()
         if methods
     ]
-    return [*remarks, "Each method was run once, so small differences between neighbours may be chance."]
+    return [
+        *left,
+        *remarks(report),
+        "Each method was run once, so small differences between neighbours may be chance.",
+    ]
 
 
 def _unfinished(report: ReportInput) -> str:
@@ -239,7 +272,7 @@ def _unfinished(report: ReportInput) -> str:
 def _single(one: Scored, report: ReportInput) -> str:
     """The accuracy of the only method and the epsilon it was reached at, or that there is none."""
     rounds = f" after {report.rounds} rounds" if report.rounds else ""
-    head = f"{one.result.label} reached {one.accuracy} accuracy{rounds}"
+    head = f"{one.result.label} reached {one.accuracy} accuracy{rounds}{one.before}"
     if not one.result.is_private:
         return f"{head}, without any privacy."
     if one.result.epsilon_joint is None:
@@ -258,7 +291,8 @@ def _compared(protected: list[Scored], reference: list[Scored]) -> str:
     """
     best = _best(protected)
     names = _listed([one.result.label for one in best])
-    found = f"{names} reach{'es' * (len(best) == 1)} {best[0].accuracy}"
+    before = best[0].before if len(best) == 1 else ""
+    found = f"{names} reach{'es' * (len(best) == 1)} {best[0].accuracy}{before}"
     if reference:
         without = reference[0]
         gap = without.tenths - best[0].tenths

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,18 @@ from niss.files import to_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+
+def five_before(accuracies: Sequence[float]) -> float | None:
+    """Mean of the five before the last, or of as many as there are; None where there is none.
+
+    Noise that is taken out one round later is all gone after the last round alone: that one says too little.
+
+    >>> five_before([0.1, 0.5, 0.6, 0.6, 0.7, 0.6, 0.9]), five_before([0.9])
+    (0.6, None)
+    """
+    earlier = accuracies[-6:-1]
+    return sum(earlier) / len(earlier) if earlier else None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from niss.files import (
 )
 from niss.methods.look import Look, distinct
 from niss.redaction import printable
-from niss.runs import RoundRecord
+from niss.runs import RoundRecord, five_before
 
 if TYPE_CHECKING:
     from niss.methods import Method
@@ -169,6 +169,16 @@ class MethodResult:
     def evaluations(self) -> list[tuple[int, float]]:
         """The rounds with an evaluation, each with its accuracy."""
         return [(point.round, point.accuracy) for point in self.curve if point.accuracy is not None]
+
+    @property
+    def accuracy_before(self) -> float | None:
+        """Mean over the five evaluations before the last: what a run has that ends a little earlier."""
+        return five_before([accuracy for _, accuracy in self.evaluations])
+
+    @property
+    def carries(self) -> bool:
+        """Whether any round left noise in the model that the next one takes out."""
+        return any(point.carried_variance for point in self.curve)
 
 
 def _registered(name: str) -> Method | None:

@@ -164,6 +164,7 @@ def _method(one: MethodResult) -> dict[str, Any]:
         "label": one.label,
         "rounds_done": one.rounds_done,
         "accuracy": one.accuracy,
+        "accuracy_before": one.accuracy_before if one.carries else None,
         "epsilon_spent": _spent(one),
         "protected": one.is_protected,
         "server_trusted": one.trusts_the_server,
