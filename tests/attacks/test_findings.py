@@ -13,56 +13,10 @@ import numpy as np
 import pytest
 
 from niss.attacks import EXPERIMENTS, load_experiment
-from niss.attacks.experiment import Experiment, Findings, drawn, write_results
-from niss.charts import Curves, charts_from_json
+from niss.attacks.experiment import Experiment, Findings, drawn
+from niss.charts import Curves
 from niss.errors import ConfigError
 from niss.settings import check, described
-
-# Options with which each attack is quick.
-CASES: dict[str, dict[str, Any]] = {
-    "dlg": {"methods": ("niss",), "clients": 3, "iterations": 3, "restarts": 1},
-    "joint": {"clients": 4, "points": 3, "iterations": 3, "restarts": 1},
-    "invert": {"methods": ("fedavg",), "clients": 3, "iterations": 3, "restarts": 1},
-    "collude": {
-        **{"clients": 6, "neighbours": 2.0, "rho": (0.0, 1.0), "points": 2, "hidden": 2},
-        "distortions": ("additive",),
-    },
-    "average": {"clients": 3, "rounds": 4},
-    "fake-dropout": {"clients": 6},
-    "rerun": {"clients": 3, "repeats": 2},
-    "carried": {"clients": 4, "rounds": 6, "separation": 3, "colluders": 1, "dropped": 1, "runs": 100},
-    "silo": {"clients": 3, "records": 1, "runs": 20, "iterations": 3, "restarts": 1},
-    "oracle": {"clients": 3, "runs": 10},
-    "audit": {"rounds": 200},
-}
-
-
-def found(name: str, **options: Any) -> tuple[Experiment, Findings]:
-    """The attack, and what it finds."""
-    experiment = load_experiment(name)(**options)
-    findings = experiment.start()
-    assert drawn(experiment, findings) == ([], []), "nothing found, nothing drawn"
-    experiment.run(findings, lambda *_: None)
-    assert findings.finished
-    assert findings.headline
-    return experiment, findings
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_found_is_drawn_without_a_display(name: str, tmp_path: Path) -> None:
-    experiment, findings = found(name, **CASES[name])
-    for row in findings.rows:
-        assert set(findings.columns) <= set(row) or "refusal" in row
-    charts, strips = drawn(experiment, findings)
-    assert charts
-    assert all(chart.across for chart in charts)
-    assert all(np.ndim(pixels) == 3 for strip in strips for _, pixels in strip.pictures)
-    write_results(experiment, findings, tmp_path)
-    assert (tmp_path / "attack.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["attack.json", "attack.png"]
-    written = json.loads((tmp_path / "attack.json").read_text())
-    assert charts_from_json(written["charts"]) == charts
-    assert written["pictures"] == bool(strips)
 
 
 def test_findings_are_plain_json() -> None:
@@ -77,28 +31,30 @@ def test_findings_are_plain_json() -> None:
     assert written["finished"] is False
 
 
+def found(name: str, **options: Any) -> tuple[Experiment, Findings]:
+    experiment = load_experiment(name)(**options)
+    findings = experiment.start()
+    experiment.run(findings, lambda *_: None)
+    return experiment, findings
+
+
 def test_the_same_seed_finds_the_same() -> None:
     first, second = (found("audit", rounds=300, seed=9)[1].to_json() for _ in range(2))
     assert first == second
 
 
-def test_the_list_of_experiments_is_that_of_the_commands() -> None:
-    assert set(EXPERIMENTS) == set(CASES)
-    for name in EXPERIMENTS:
-        experiment = load_experiment(name)
-        assert experiment.name == name
-        assert experiment.summary.endswith(".")
-        assert all(line.startswith(f"niss attack {name}") for line in experiment.examples)
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_option_has_a_help_and_a_default(name: str) -> None:
+def test_an_attack_describes_itself_and_draws_nothing_where_nothing_was_found(name: str) -> None:
     experiment = load_experiment(name)
+    assert experiment.name == name
+    assert experiment.summary.endswith(".")
+    assert all(line.startswith(f"niss attack {name}") for line in experiment.examples)
     assert check(experiment, {}) == experiment(), "its defaults are within its ranges"
     options = {setting.name: setting.help for setting in described(experiment)}
     assert all(options.values())
     others = {field.name for field in fields(experiment)} - set(options)
     assert others == ({"points"} if name == "joint" else set())
+    assert drawn(experiment(), experiment().start()) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -139,8 +95,7 @@ def test_what_is_done_without_anything_heavy(done: str, heavy: str) -> None:
 
 
 def test_a_method_without_a_guarantee_is_marked_in_the_chart_of_its_losses() -> None:
-    options = {"plan": "paper", "methods": ("dp-fedavg", "niss")}
-    experiment, findings = found("dlg", **CASES["dlg"] | options)
-    [chart], _ = drawn(experiment, findings)
+    options = {"methods": ("dp-fedavg", "niss"), "clients": 3, "iterations": 3, "restarts": 1}
+    [chart], _ = drawn(*found("dlg", plan="paper", **options))
     assert isinstance(chart, Curves)
     assert [one.name for one in chart.series] == ["dp-fedavg", "niss (unprotected)"]

@@ -348,13 +348,7 @@ class FakeDropoutExperiment(DishonestExperiment):
 
     def charts(self, findings: Findings) -> list[Chart]:
         """The noise left after each claim, with the rule off and on; below 1 is less than was charged."""
-        from niss.charts import Mark, numbered
-
-        marks = []
-        for row in findings.rows:
-            look, spent = numbered(0 if row["rule"] == "on" else 1), rounded_up(row["epsilon"])
-            mark = Mark(f"rule {row['rule']}", look, row["left"], f"{row['left']:.2f}, ε {spent}")
-            marks.append((f"“{row['story']}”", mark))
+        marks = [(f"“{row['story']}”", experiment.ruled_mark(row, "left", ".2f")) for row in findings.rows]
         title = "Noise left by what the server tells the committee"
         return [experiment.rules_chart(title, "Noise variance left ÷ charged", marks)]
 

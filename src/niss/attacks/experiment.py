@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typing_extensions import Doc
 
 from niss import attacks
+from niss.claims import rounded_up
 from niss.errors import ConfigError
 from niss.files import SHARED, to_json, write_atomically, write_json
 from niss.settings import Count, check
@@ -89,7 +90,7 @@ Delta = Annotated[float | None, Doc("Privacy target; default: that of the plan."
 Seed = Annotated[int, Doc("Seed of everything random here.")]
 Neighbours = Annotated[float, Doc("Unit shares each client sends.")]
 Hidden = Annotated[Count, Doc("Width of the hidden layer of the model.")]
-Image = Annotated[str, Doc("The private picture: a file, or one of a dataset, as DATASET:INDEX.")]
+Image = Annotated[str, Doc("The private picture, one of a dataset, as DATASET:INDEX.")]
 
 
 def visible_names() -> Collection[str]:
@@ -259,6 +260,14 @@ def grey_level(findings: Findings) -> dict[str, float]:
     """The PSNR of an even grey, below which nothing was learned, as a level of a chart."""
     level = findings.curves.get("blind_guess_psnr")
     return {} if level is None else {"an even grey": level}
+
+
+def ruled_mark(row: Row, key: str, form: str) -> Mark:
+    """A value of a case, with its rule off or on, and beside it the epsilon that it comes to."""
+    from niss.charts import Mark, numbered
+
+    look = numbered(0 if row["rule"] == "on" else 1)
+    return Mark(f"rule {row['rule']}", look, row[key], f"{row[key]:{form}}, ε {rounded_up(row['epsilon'])}")
 
 
 def rules_chart(title: str, across: str, marks: Iterable[tuple[str, Mark]]) -> Rows:

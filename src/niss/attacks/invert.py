@@ -107,7 +107,6 @@ class SearchExperiment(experiment.PictureExperiment):
     search_name: ClassVar[str] = "dlg"
     loss_name: ClassVar[str] = "DLG loss"
 
-    label: Annotated[int | None, Doc("Class of a picture from a file; default 0.")] = None
     iterations: Iterations = 2000
     restarts: Restarts = 4
     device: Annotated[Literal["auto", "cpu", "cuda"], Doc("auto, cpu or cuda.")] = "auto"
@@ -124,10 +123,6 @@ class SearchExperiment(experiment.PictureExperiment):
         search = asdict(self.search())
         options = {key: value for key, value in super().settings().items() if key not in search}
         return options | {self.search_name: search}
-
-    def load_pictures(self) -> Pictures:
-        """The victim's pictures."""
-        return attacks.federation.load_pictures(self.image, label=self.label)
 
     def search(self) -> Search:
         """How the pictures are looked for."""
@@ -258,7 +253,7 @@ class DlgExperiment(MethodsExperiment):
     Examples:
         niss attack dlg --out runs/dlg
         niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4
-        niss attack dlg --plan paper --view joint --methods niss --image photo.png
+        niss attack dlg --plan paper --view joint --methods niss --image mnist-mini:3
     """
 
     name = "dlg"
@@ -298,7 +293,7 @@ class InvertExperiment(MethodsExperiment):
 
     def load_pictures(self) -> Pictures:
         """The victim's pictures, as many as `batch`."""
-        return attacks.federation.load_pictures(self.image, count=self.batch, label=self.label)
+        return attacks.federation.load_pictures(self.image, count=self.batch)
 
     def model_options(self) -> dict[str, Any]:
         """The steps of the chosen model."""
@@ -332,7 +327,7 @@ class JointExperiment(SearchExperiment):
 
     Examples:
         niss attack joint --out runs/joint
-        niss attack joint --image photo.png --label 3 --json
+        niss attack joint --image mnist-mini:3 --json
     """
 
     name = "joint"

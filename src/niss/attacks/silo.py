@@ -309,14 +309,10 @@ class OracleExperiment(Experiment):
 
     def charts(self, findings: Findings) -> list[Chart]:
         """How far one record moves the upload, rule off and on; 1 is what the noise is for."""
-        from niss.charts import Mark, numbered
-
-        marks = []
-        for row in findings.rows:
-            look = numbered(0 if row["rule"] == "on" else 1)
-            text = f"{row['reach']:.3g}, ε {rounded_up(row['epsilon'])}"
-            name = f"{row['failure']}, {row['sum']} clips"
-            marks.append((name, Mark(f"rule {row['rule']}", look, row["reach"], text)))
+        marks = [
+            (f"{row['failure']}, {row['sum']} clips", experiment.ruled_mark(row, "reach", ".3g"))
+            for row in findings.rows
+        ]
         chart = experiment.rules_chart("How far one record moves an upload", "Moved ÷ clip", marks)
         spent = [rounded_up(row["epsilon"]) for row in findings.rows if row["rule"] == "off"]
         return [replace(chart, notes=tuple(f"ε {one}" for one in spent))]
