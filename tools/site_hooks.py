@@ -124,8 +124,12 @@ def _is_wide(path: Path) -> bool:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    # The theme's dialog has no name of its own.
+    # The theme's dialog has no name of its own. (It is on the page for what is not found, too.)
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return on_post_page(output_content)
 
 
 def on_post_build(config: Any, **_: Any) -> None:

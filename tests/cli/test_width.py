@@ -111,6 +111,15 @@ def test_the_time_left_is_that_of_the_command_and_the_first_round_is_announced(c
     ]
 
 
+def test_one_slow_round_does_not_double_the_time_left(capsys: Any) -> None:
+    from niss.simulation.method_run import RoundEvent
+
+    shown = RoundProgress()
+    for number in range(1, 11):
+        shown(RoundEvent("a", 1, 1, number, 20, None, 70.0 if number == 10 else 30.0))
+    assert capsys.readouterr().err.splitlines()[-1].endswith("6 min left in all")
+
+
 def test_the_list_of_datasets_is_a_table_at_80_columns(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     list_command(as_json=False)

@@ -39,7 +39,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_documentation_builds_without_a_fault(site):
-    assert (site / "index.html").is_file()
+    for page in ("index.html", "404.html"):
+        assert 'role="dialog" aria-label="Search"' in (site / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,11 @@ def browser() -> Iterator[Any]:
 
 
 PAGES = ("index.html", "concepts/how-niss-works.html", "concepts/paper.html", "reference/cli.html")
+OTHERS = sorted(
+    page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
+    for page in (ROOT / "docs").rglob("*.md")
+    if page.parent.name != "decisions"
+)
 # What sticks out of the window, other than what scrolls by itself.
 _STICKING_OUT = """() => [...document.querySelectorAll('.md-content *')].filter((one) => {
   const box = one.getBoundingClientRect();
@@ -165,7 +171,9 @@ _STICKING_OUT = """() => [...document.querySelectorAll('.md-content *')].filter(
 
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [*PAGES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS if name not in PAGES)]
+)
 def test_pages_fit_and_are_accessible(browser, site, name, width, scheme):
     with open_tab(browser, (site / name).as_uri(), width=width, scheme=scheme) as tab:
         tab.page.wait_for_selector(".md-content")

@@ -47,6 +47,21 @@ def test_settings_files_are_valid(page):
             assert make_config(tomllib.loads(block.text)).methods, str(block)
 
 
+def written_words(page: Path) -> int:
+    """Words of a page with its code; tables, and comments that mark something, are not read like a text."""
+    text = re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return len(re.sub(r"^\s*\|.*$", "", text, flags=re.MULTILINE).split())
+
+
+def test_the_documentation_can_be_read_in_an_evening():
+    """README and docs without the reference: two hours and a half at 200 words a minute."""
+    read = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    counted = {page: written_words(page) for page in read if page.parent.name != "reference"}
+    assert len(counted) > 30
+    assert min(counted.values()) > 10
+    assert sum(counted.values()) < 28_700
+
+
 def _text(*parts: str) -> str:
     return ROOT.joinpath(*parts).read_text(encoding="utf-8")
 

@@ -227,6 +227,14 @@ def test_a_column_of_accuracies_says_whether_every_round_was_evaluated(demo: Pat
     assert summary_rows(read_report_input(demo)).header[2] == "Five rounds before"
 
 
+@pytest.mark.parametrize(("rounds", "shown"), [(3, False), (5, False), (9, True)])
+def test_the_mean_before_the_last_round_needs_five_rounds(run_folder: Path, rounds: int, shown: bool) -> None:
+    metrics = run_folder / "metrics.jsonl"
+    lines = [json.dumps(json.loads(line) | {"accuracy": 0.5}) for line in metrics.read_text().splitlines()]
+    metrics.write_text("\n".join(lines[:rounds]) + "\n")
+    assert summary_rows(read_report_input(run_folder)).rows[0][2] == ("50.0 %" if shown else "–")
+
+
 UNPROVEN = {"epsilon_joint": None}
 SAME = "At the same ε of 3.00 against the server, "
 

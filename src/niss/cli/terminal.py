@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from niss.simulation.method_run import RoundEvent, TrainingEvent
 
 _QUIET = "niss.cli.quiet"
+# Rounds over which the time of one is averaged.
+_LATEST_ROUNDS = 10
 # Sentences in a narrower column would be read word by word.
 _NARROWEST = 24
 
@@ -236,22 +240,28 @@ class RoundProgress(LiveBars):
 
     def __init__(self) -> None:
         super().__init__()
-        self._left: dict[str, float] = {}
+        self._rounds_left: dict[str, int] = {}
+        self._latest: dict[str, deque[float]] = {}
         self._begun = False
 
     def __call__(self, event: RoundEvent) -> None:
         """Show that a round of a method has ended."""
         title = f"{event.label} ({event.method_number}/{event.methods})" if event.methods > 1 else event.label
         note = f"round {event.round}/{event.rounds}, accuracy {percent(event.accuracy)}"
-        self._left[event.label] = event.seconds * (event.rounds - event.round)
+        self._rounds_left[event.label] = event.rounds - event.round
+        self._latest.setdefault(event.label, deque(maxlen=_LATEST_ROUNDS)).append(event.seconds)
         if self._live:
             self._move(event.label, event.round, event.rounds, note=note, description=title)
         elif event.round == event.rounds or event.round % max(1, event.rounds // 10) == 0:
             self._console.print(f"{title}: {note}, {self._remaining(event.methods)}")
 
     def _remaining(self, methods: int) -> str:
-        """How long the whole command takes from here, were each method that has not ended a round like the others."""
-        left = sum(self._left.values()) * methods / len(self._left)
+        """How long the whole command takes from here, at the pace of the latest rounds.
+
+        A method that has not ended a round yet is taken to be like the others.
+        """
+        known = [fmean(seconds) * self._rounds_left[label] for label, seconds in self._latest.items()]
+        left = sum(known) * methods / len(known)
         return f"{duration(left)} left in all" if left else "done"
 
     def outlook(self, label: str, judged: Outlook) -> None:

@@ -172,8 +172,13 @@ class MethodResult:
 
     @property
     def accuracy_before(self) -> float | None:
-        """Mean over the five evaluations before the last: what a run has that ends a little earlier."""
-        return five_before([accuracy for _, accuracy in self.evaluations])
+        """Mean over the five evaluations before the last: what a run has that ends a little earlier.
+
+        None where there are fewer: a run that has only begun to learn rises too fast for a mean to say anything.
+        """
+        return (
+            five_before([accuracy for _, accuracy in self.evaluations]) if len(self.evaluations) > 5 else None
+        )
 
     @property
     def carries(self) -> bool:
