@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import niss
 
 
@@ -29,15 +31,28 @@ def test_every_room_exports_what_it_lists():
             assert hasattr(module, name), f"{room}.{name}"
 
 
-def test_accounting_and_import_need_no_torch():
-    code = (
-        "import sys, niss, niss.accounting, niss.graph; niss.ShareGraph, niss.records; "
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+ATTACKS = "from niss.attacks import EXPERIMENTS, load_experiment; "
 
 
-def test_settings_are_read_without_torch():
-    """What is wrong with them is said at once, not after seconds of loading."""
-    code = "import sys, niss; niss.make_config({'rounds': 2}); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("done", "heavy"),
+    [
+        ("import niss, niss.accounting, niss.graph; niss.ShareGraph, niss.records", "torch"),
+        # What is wrong with settings is said at once, not after seconds of loading.
+        ("import niss; niss.make_config({'rounds': 2})", "torch"),
+        ("import niss.cli", "torch scipy matplotlib pydantic numpy fastapi uvicorn"),
+        (
+            ATTACKS + "all(load_experiment(name)() for name in EXPERIMENTS)",
+            "torch scipy matplotlib pydantic numpy",
+        ),
+        (
+            ATTACKS + "(audit := load_experiment('audit')(rounds=200)).run(audit.start(), lambda *_: None)",
+            "torch matplotlib",
+        ),
+    ],
+    ids=["plans", "settings", "command line", "options of attacks", "an audit"],
+)
+def test_nothing_heavy_is_loaded_before_it_is_needed(done: str, heavy: str) -> None:
+    code = f"import sys; {done}; print([name for name in {heavy.split()} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")

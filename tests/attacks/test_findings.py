@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -77,21 +75,6 @@ def test_options_out_of_range_are_refused_by_their_flag(
     with pytest.raises(ConfigError) as caught:
         load_experiment(name)(**options).start()
     assert caught.value.field == flag
-
-
-@pytest.mark.parametrize(
-    ("done", "heavy"),
-    [
-        ("all(load_experiment(name)() for name in EXPERIMENTS)", "torch scipy matplotlib pydantic numpy"),
-        ("(audit := load_experiment('audit')(rounds=200)).run(audit.start(), print)", "torch matplotlib"),
-    ],
-    ids=["options are read", "an audit is run"],
-)
-def test_what_is_done_without_anything_heavy(done: str, heavy: str) -> None:
-    code = f"import sys; from niss.attacks import EXPERIMENTS, load_experiment; {done}; "
-    code += f"sys.exit([name for name in {heavy.split()} if name in sys.modules])"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.stderr == "[]\n", "what was loaded, or went wrong"
 
 
 def test_a_method_without_a_guarantee_is_marked_in_the_chart_of_its_losses() -> None:

@@ -166,9 +166,3 @@ def test_typer_has_a_completion_script_for_each_shell(shell: str) -> None:
     done = run_python(code, "--show-completion", shell, **quietly)
     assert done.returncode == 0, done.stderr
     assert "_COMPLETE" in done.stdout
-
-
-def test_the_command_line_loads_nothing_heavy() -> None:
-    heavy = ("torch", "scipy", "matplotlib", "pydantic", "numpy", "fastapi", "uvicorn")
-    code = f"import sys, niss.cli; print([name for name in {heavy} if name in sys.modules])"
-    assert run_python(code).stdout.strip() == "[]"
