@@ -20,7 +20,7 @@ from experiments.reproduce.design import Choice, Contestant, Setting
 from experiments.reproduce.paper import SPLITS
 from experiments.reproduce.results import Result, read_result, result_path, write_result
 from experiments.reproduce.runner import Watch, cell_of, run_cells
-from experiments.reproduce.tuning import Axes, axes_for, axes_of, chosen, next_trials, trials_of
+from experiments.reproduce.tuning import chosen, open_trials
 from niss.accounting import forecast
 from niss.data import Dataset, load_dataset
 from niss.errors import ConfigError
@@ -75,16 +75,18 @@ def setting_config(
             "training": training | {"device": device},
             "privacy": privacy,
             "methods": [
-                {"name": method.kind, "label": method.name, **method.settings, **_planned(setting, one)}
+                {"name": method.kind, "label": method.name, **method.settings, **_own_settings(setting, one)}
             ],
         }
     )
 
 
 @cache
-def _planned(setting: Setting, one: Contestant) -> dict[str, Any]:
-    """How strong the planner has shares be, and between whom."""
+def _own_settings(setting: Setting, one: Contestant) -> dict[str, Any]:
+    """The bands of a matrix; how strong the planner has shares be, and between whom."""
     kind, faults = one.method.noise, one.variant
+    if kind == "banded":
+        return {"strategy": setting.bands}
     if kind not in ("shares", "carried"):
         return {}
     assumed: dict[str, Any] = {
@@ -176,7 +178,7 @@ def held_out(setting: Setting) -> tuple[Setting, Dataset, dict[str, Any]]:
     data = hold_out(load(setting.dataset))
     cut = setting.cut_to(len(data.train_labels))
     own = _own_base(setting, data)
-    return cut, data, {**cut.base, **own, "held_out": len(data.test_labels), "seed": 1}
+    return cut, data, {**cut.base, **own, **setting.held_out_base(len(data.test_labels))}
 
 
 def tune(
@@ -186,24 +188,24 @@ def tune(
     methods: Sequence[str] | None = None,
     variants: Sequence[str] = ("none",),
     device: str = "auto",
-    axes: Axes | None = None,
     **places: Any,
 ) -> Result:
-    """The search of everyone in turn, trained without the held-out samples; each trial is kept once it is done.
+    """The search of everyone, trained without the held-out samples; each trial is kept once it is done.
 
-    All searches take their next step together, so that trials of one width train as one cohort. `places` and the rest
-    are as those of `run_cells`.
+    All searches take their next step together, so that trials of one width train as one cohort. The first epsilon,
+    from which the others begin, is always among them. `places` and the rest are as those of `run_cells`.
     """
     cut, data, base = held_out(setting)
-    grid = axes or axes_of(setting)
-    mine = _contestants(setting, epsilons or (setting.tuned_at,), methods, variants)
-    seeds: tuple[int | None, ...] = (None,) if len(setting.trials) == 1 else setting.trials
+    first = setting.search.epsilons[:1] if setting.search.walks else ()
+    wanted = dict.fromkeys((*first, *(epsilons or setting.search.epsilons)))
+    mine = _contestants(setting, tuple(wanted), methods, variants)
+    path = result_path(places["out"], design.TUNING, setting.name)
+    seeds: tuple[int | None, ...] = (None,) if len(setting.search.seeds) == 1 else setting.search.seeds
     while True:
         cells: dict[str, tuple[dict[str, Any], Config]] = {}
-        tuned = read_result(result_path(places["out"], design.TUNING, setting.name))
+        tuned = read_result(path)
         for one in mine:
-            open_trials = next_trials(axes_for(one.method, grid), trials_of(tuned, setting, one))
-            for choice, seed in product(open_trials, seeds):
+            for choice, seed in product(open_trials(tuned, setting, one) or (), seeds):
                 labels = one.trial(choice, seed)
                 config = setting_config(cut, one, choice, seed=seed or 1, device=device)
                 cells[design.trial_cell(labels)] = labels, config

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from experiments.reproduce import design, paper
-from experiments.reproduce.design import COMPARING, TUNING, Contestant
+from experiments.reproduce.design import COMPARING, TUNING, Choice, Contestant
 from experiments.reproduce.paper import FIGURE_4
 from experiments.reproduce.promises import TRAINING_IMAGES, attack_faults, panel_faults, promise_faults
 from experiments.reproduce.results import AnyCell, Attempt, Cell, Leaks, Record, Result, read_results
-from experiments.reproduce.tuning import axes_for, axes_of, chosen, next_trials, searches_in, trials_of
+from experiments.reproduce.tuning import beginning, chosen, next_trials, searches_in, trials_of
 from niss.errors import NissError
 
 PANELS = (paper.FIGURE_3, paper.SWEEP)
@@ -125,7 +125,7 @@ def _wanted_base(record: Record[Any]) -> Mapping[str, Any]:
         return paper.find_panel(record.name).base if base["dataset"] in TRAINING_IMAGES else base
     if record.experiment == design.DEMOS:
         return design.demo(record.name)[0]
-    setting = design.find_setting(record.name)
+    setting = design.setting_of(record.name, base)
     known = TRAINING_IMAGES.get(setting.dataset)
     if known is None and setting.model == "mlp":
         return base
@@ -134,7 +134,7 @@ def _wanted_base(record: Record[Any]) -> Mapping[str, Any]:
         # Who owns samples keeps a whole number of them, so that how many are held out follows from the data.
         held = round(known / 6) if known else base["held_out"]
         records = setting.images - held if setting.batch else (known or 0) - held
-        wanted = {**setting.cut_to(records).base, "held_out": held, "seed": 1}
+        wanted = {**setting.cut_to(records).base, **setting.held_out_base(held)}
     if "majority" in base:
         wanted |= {name: base[name] for name in ("tested", "majority")}
     return wanted
@@ -256,7 +256,7 @@ def _run(record: Record[Any], cell: AnyCell) -> str:
 
 def _choices(result: Result, tuned: Result | None) -> Iterator[Fault]:
     """Every run has the choice that was best on the held-out images."""
-    setting = design.find_setting(result.name)
+    setting = design.setting_of(result.name, result.base)
     for cell in result.cells:
         choice, tuned_for = chosen(tuned, setting, Contestant.of(cell.labels))
         wanted = {**asdict(choice), "tuned_for": tuned_for}
@@ -267,16 +267,22 @@ def _choices(result: Result, tuned: Result | None) -> Iterator[Fault]:
 
 def _search(result: Result) -> Iterator[Fault]:
     """The search is played again from its trials: nothing is missing, and nothing was tried beyond it."""
-    setting = design.find_setting(result.name)
+    setting = design.setting_of(result.name, result.base)
     for one in searches_in(result):
-        axes, trials = axes_for(one.method, axes_of(setting)), trials_of(result, setting, one)
+        search, trials = setting.search.of(one.method), trials_of(result, setting, one)
         where = _where(result, f"{one.variant.name}/{one.method.name}/epsilon={one.epsilon or 0.0:g}")
-        if not trials.keys() <= set(axes.choices()):
+        if not trials.keys() <= set(search.choices()):
             yield Fault("tuning", where, "was tried with choices that are not in the grid")
-        elif missing := next_trials(axes, trials):
-            yield Fault("tuning", where, f"{missing[0]} was not tried")
-        elif len(trials) != axes.trials:
-            yield Fault("tuning", where, f"{len(trials)} trials, everyone else has {axes.trials}")
+            continue
+        start, played = beginning(result, setting, one), dict[Choice, float]()
+        while wanted := next_trials(search, start, played):
+            if missing := [choice for choice in wanted if choice not in trials]:
+                yield Fault("tuning", where, f"{missing[0]} was not tried")
+                break
+            played |= {choice: trials[choice] for choice in wanted}
+        else:
+            if beyond := trials.keys() - played.keys():
+                yield Fault("tuning", where, f"{len(beyond)} trials are no part of the search")
 
 
 def _attacks(leaks: Leaks) -> Iterator[Fault]:

@@ -269,16 +269,18 @@ def tuning_table(folder: Path) -> str:
     """What the search chose for each method at each epsilon."""
     rows = []
     for result in as_listed(read_results(folder, design.TUNING)):
-        setting = design.find_setting(result.name)
+        setting = design.setting_of(result.name, result.base)
         for one in searches_in(result):
             trials, under = trials_of(result, setting, one), one.variant.name
+            if not trials:
+                continue  # begun, and none of its trials has all seeds
             best = winner(one, trials)
             rows.append(
                 {
                     "Setting": result.name,
                     "Method": one.method.name if under == "none" else f"{one.method.name}, {under}",
                     "ε": f"{one.epsilon:g}" if one.epsilon else "–",
-                    "Trials × seeds": f"{len(trials)} × {len(setting.trials)}",
+                    "Trials × seeds": f"{len(trials)} × {len(setting.search.seeds)}",
                     "Clip": f"{best.clip:g}" if one.method.private else "–",
                     "Rate": f"{best.learning_rate:g}",
                     "Hidden": f"{best.hidden}",

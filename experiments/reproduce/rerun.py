@@ -75,7 +75,7 @@ def config_of(record: Record[Any], cell: Cell) -> tuple[Config, Dataset | None]:
         whole = with_overrides(preset(record.name), {"training.device": "cpu"})
         method = next(one for one in whole.methods if one.title == labels["method"])
         return replace(whole, methods=(method,)), None
-    setting = replace(design.find_setting(record.name), rounds=base["rounds"])
+    setting = replace(design.setting_of(record.name, base), rounds=base["rounds"])
     if "images_per_client" in base:
         setting = replace(setting, images=base["images_per_client"])
     data = beyond.load(setting.dataset)

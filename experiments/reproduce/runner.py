@@ -19,7 +19,7 @@ from experiments.reproduce.results import (
 )
 from niss.data import Dataset
 from niss.errors import NissError, RunFolderError
-from niss.files import MANIFEST, TIMING, read_json, read_json_lines
+from niss.files import MANIFEST, TIMING, locked_folder, read_json, read_json_lines
 from niss.simulation import Config
 from niss.simulation.method_run import TrainingEvent
 from niss.simulation.results import Comparison, RunResult
@@ -27,8 +27,8 @@ from niss.simulation.runner import compare_together
 
 Cells = Mapping[str, tuple[dict[str, Any], Config]]
 """Cells by id: what tells each apart, and its settings, which have one method."""
-AT_ONCE = 12
-"""As many as a panel has: more fill a GPU no better, and what is whole is kept more often."""
+AT_ONCE = 15
+"""As many as the first step of a search has: more fill a GPU no better, and what is whole is kept more often."""
 
 
 class OutOfTime(NissError):
@@ -69,11 +69,11 @@ def run_cells(
     """Run the cells that `out/experiment/name.json` lacks; their run folders are in `work/experiment/name`.
 
     A cell that is there is never run again, wherever it was run. After a kill, cells go on from their last round.
-    `AT_ONCE` cells of the same model train as one cohort; the file is written after each.
+    `AT_ONCE` cells of the same model train as one cohort; the file is written after each, with what other processes
+    have written to it since.
     """
     path = result_path(out, experiment, name)
-    result = read_result(path) or Result(experiment, name, dict(base))
-    require_same_base(result, base, path)
+    result = kept(path, experiment, name, base)
     known = {cell.id: cell for cell in result.cells}
     groups: dict[str, list[str]] = defaultdict(list)
     for cell, (labels, config) in cells.items():
@@ -89,10 +89,18 @@ def run_cells(
         for first in range(0, len(group), AT_ONCE):
             configs = {cell: cells[cell][1] for cell in group[first : first + AT_ONCE]}
             found = compare_together(configs, out=folder, dataset=dataset, progress=progress)
-            result = result.with_cells(
-                cell_of(cell, *cells[cell], found[cell].results[0], found[cell]) for cell in configs
-            )
-            write_result(path, result)
+            done = [cell_of(cell, *cells[cell], found[cell].results[0], found[cell]) for cell in configs]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked_folder(path.parent):
+                result = kept(path, experiment, name, base).with_cells(done)
+                write_result(path, result)
+    return result
+
+
+def kept(path: Path, experiment: str, name: str, base: Mapping[str, Any]) -> Result:
+    """What a file holds; nothing yet where there is none."""
+    result = read_result(path) or Result(experiment, name, dict(base))
+    require_same_base(result, base, path)
     return result
 
 

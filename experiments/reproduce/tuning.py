@@ -1,97 +1,88 @@
-"""How every method is tuned: the same axes, the same search, the same number of trials, on images no client trains on.
+"""How every method is tuned: the same axes, the same search, on images no client trains on.
 
-The search goes from coarse to fine: every clip; every rate at the best clip; every width at the best of those; then the
-`nearest` choices around the best so far that were not tried. It is a function of the trials alone, so that it goes on
-where it stopped, and `niss verify` plays it again from the recorded accuracies.
+A search walks: from its start to the best of the choices one step away along each axis, until none of them is better.
+So whatever is chosen has been tried beside its neighbours, and lies on no edge unless the axis ends there. The first
+epsilon begins at the start of the setting, every further one at what was chosen for the method at the first.
+
+Older files were searched from coarse to fine: every clip; every rate at the best clip; every width at the best of
+those; then the nearest choice that was not tried. Both are functions of the trials alone, so that they go on where they
+stopped, and `niss verify` plays them again from the recorded accuracies.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Mapping
+from dataclasses import replace
 
-from experiments.reproduce.design import Choice, Contestant, Method, Setting, trial_cell
+from experiments.reproduce.design import Choice, Contestant, Search, Setting, trial_cell
 from experiments.reproduce.results import Result
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The values that may be chosen, in ascending order, where the search begins, and how many it tries at its end."""
-
-    clip: tuple[float, ...]
-    learning_rate: tuple[float, ...]
-    hidden: tuple[int, ...]
-    start: Choice
-    nearest: int = 4
-
-    def place(self, choice: Choice) -> tuple[int, int, int]:
-        return (
-            self.clip.index(choice.clip),
-            self.learning_rate.index(choice.learning_rate),
-            self.hidden.index(choice.hidden),
-        )
-
-    def choices(self) -> Iterator[Choice]:
-        """All there are, in the order of their places."""
-        return (Choice(*values) for values in product(self.clip, self.learning_rate, self.hidden))
-
-    @property
-    def trials(self) -> int:
-        """How many a whole search takes."""
-        sizes = len(self.clip), len(self.learning_rate), len(self.hidden)
-        return min(sum(sizes) - 2 + self.nearest, math.prod(sizes))
-
-
-AXES = Axes(
-    clip=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-    learning_rate=(0.05, 0.1, 0.2),
-    hidden=(16, 32, 64),
-    start=Choice(clip=0.5, learning_rate=0.1, hidden=32),
-    nearest=1,
-)
-
-
-def axes_of(setting: Setting) -> Axes:
-    """The usual ones, or its own; the search then begins in their middle and tries one neighbour at its end."""
-    if not setting.clips:
-        return AXES
-    start = Choice(
-        setting.clips[len(setting.clips) // 2], setting.rates[len(setting.rates) // 2], setting.width
-    )
-    return Axes(setting.clips, setting.rates, (setting.width,), start, nearest=1)
-
-
-def axes_for(method: Method, axes: Axes) -> Axes:
-    """Without noise nothing clips updates, so trials that differ in the clip would be one run."""
-    return axes if method.private else replace(axes, clip=(axes.start.clip,))
-
-
-def next_trials(axes: Axes, tried: Mapping[Choice, float]) -> list[Choice]:
+def next_trials(search: Search, start: Choice, tried: Mapping[Choice, float]) -> list[Choice]:
     """What has to be tried next, given the accuracies so far; nothing once the search is over."""
+    return _walk(search, start, tried) if search.walks else _coarse_to_fine(search, start, tried)
+
+
+def _walk(search: Search, best: Choice, tried: Mapping[Choice, float]) -> list[Choice]:
+    here: Choice | None = None
+    while best != here:
+        here = best
+        near = [choice for choice in search.choices() if _steps(search, choice, here) <= 1]
+        if missing := [choice for choice in near if choice not in tried]:
+            return missing
+        best = best_of({choice: tried[choice] for choice in near}, search)
+    return []
+
+
+def _coarse_to_fine(search: Search, start: Choice, tried: Mapping[Choice, float]) -> list[Choice]:
     seen: dict[Choice, float] = {}
     for axis in ("clip", "learning_rate", "hidden"):
-        centre = best_of(seen, axes) if seen else axes.start
-        wanted = [replace(centre, **{axis: value}) for value in getattr(axes, axis)]
+        centre = best_of(seen, search) if seen else start
+        wanted = [replace(centre, **{axis: value}) for value in getattr(search, axis)]
         missing = [choice for choice in wanted if choice not in tried]
         if missing:
             return missing
         seen |= {choice: tried[choice] for choice in wanted}
-    best = axes.place(best_of(seen, axes))
-
-    def steps(choice: Choice) -> int:
-        return sum(abs(a - b) for a, b in zip(axes.place(choice), best, strict=True))
-
+    best = best_of(seen, search)
     # Of equally near ones, in the order of the axes.
-    around = sorted((choice for choice in axes.choices() if choice not in seen), key=steps)
-    return [choice for choice in around[: axes.nearest] if choice not in tried]
+    around = sorted(
+        (choice for choice in search.choices() if choice not in seen),
+        key=lambda choice: _steps(search, choice, best),
+    )
+    return [choice for choice in around[:1] if choice not in tried]
 
 
-def best_of(tried: Mapping[Choice, float], axes: Axes) -> Choice:
+def _steps(search: Search, one: Choice, other: Choice) -> int:
+    return sum(abs(a - b) for a, b in zip(search.place(one), search.place(other), strict=True))
+
+
+def best_of(tried: Mapping[Choice, float], search: Search) -> Choice:
     """The most accurate; of equals the one with the least clip, rate and width."""
-    return min(tried, key=lambda choice: (-tried[choice], axes.place(choice)))
+    return min(tried, key=lambda choice: (-tried[choice], search.place(choice)))
+
+
+def open_trials(tuned: Result | None, setting: Setting, one: Contestant) -> list[Choice]:
+    """What a contestant has to try next; nothing yet where the search that it begins from is not over."""
+    first = _first(setting, one)
+    if first != one and (tuned is None or open_trials(tuned, setting, first)):
+        return []
+    start, tried = beginning(tuned, setting, one), trials_of(tuned, setting, one)
+    return next_trials(setting.search.of(one.method), start, tried)
+
+
+def beginning(tuned: Result | None, setting: Setting, one: Contestant) -> Choice:
+    """Where the search of a contestant begins."""
+    first = _first(setting, one)
+    trials = trials_of(tuned, setting, first) if first != one else {}
+    return winner(first, trials) if trials else setting.search.start
+
+
+def _first(setting: Setting, one: Contestant) -> Contestant:
+    """At whose choice the search of another one begins."""
+    walks = setting.search.walks and one.epsilon is not None
+    return replace(one, epsilon=setting.search.epsilons[0]) if walks else one
 
 
 def searches_in(tuned: Result) -> list[Contestant]:
@@ -106,13 +97,13 @@ def trials_of(tuned: Result | None, setting: Setting, one: Contestant) -> dict[C
     for cell in tuned.cells if tuned else ():
         if Contestant.of(cell.labels) == one:
             labels = cell.labels
-            clip = axes_of(setting).start.clip if labels["clip"] is None else labels["clip"]
-            score = cell.accuracy if len(setting.trials) == 1 else cell.score
+            clip = setting.search.start.clip if labels["clip"] is None else labels["clip"]
+            score = cell.accuracy if len(setting.search.seeds) == 1 else cell.score
             scores[Choice(clip, labels["learning_rate"], labels["hidden"])].append(score)
     return {
         choice: sum(found) / len(found)
         for choice, found in scores.items()
-        if len(found) == len(setting.trials)
+        if len(found) == len(setting.search.seeds)
     }
 
 
@@ -131,7 +122,7 @@ def chosen(tuned: Result | None, setting: Setting, one: Contestant) -> tuple[Cho
     mine = [other for other in known if other.variant == one.variant]
     mine = mine or [other for other in known if other.variant.name == "none"]
     if not mine:
-        return axes_of(setting).start, "nothing"
+        return setting.search.start, "nothing"
     # Without noise the one choice serves for every epsilon.
     nearest = min(mine, key=lambda other: abs(math.log((other.epsilon or 1.0) / (one.epsilon or 1.0))))
     under = "" if nearest.variant.name == "none" else f" with {nearest.variant.name}"

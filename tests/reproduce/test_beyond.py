@@ -15,21 +15,30 @@ from experiments.reproduce.comparisons import (
     tuning_table,
     verdicts_table,
 )
-from experiments.reproduce.design import METHODS, VARIANTS, Choice, Contestant, find_setting
+from experiments.reproduce.design import (
+    METHODS,
+    VARIANTS,
+    Choice,
+    Contestant,
+    Search,
+    as_stored,
+    find_setting,
+)
 from experiments.reproduce.results import Result, difference, select
 from experiments.reproduce.text import computed_text
-from experiments.reproduce.tuning import Axes, chosen
+from experiments.reproduce.tuning import chosen
 from niss.data import load_dataset
 from niss.errors import ConfigError, RunFolderError
 from support.results import keep, made_up_cell
 
 
 def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
-    grid = Axes((0.1, 0.5), (0.1, 0.2), (8, 16), start=Choice(hidden=8))
-    tuned = tune(small_setting, epsilons=(8.0,), **places, axes=grid, device="cpu")
+    grid = Search((0.1, 0.5), (0.1,), (8,), start=Choice(0.1, 0.1, 8), epsilons=(8.0,))
+    small_setting = replace(small_setting, search=grid)
+    tuned = tune(small_setting, **places, device="cpu")
     # The method without noise needs no trial for each clip.
-    assert {len(select(tuned, method=name)) for name in ("dp-fedavg", "central-dp", "niss-planned")} == {8}
-    assert len(select(tuned, method="fedavg")) == 4
+    assert {len(select(tuned, method=name)) for name in ("dp-fedavg", "central-dp", "niss-planned")} == {6}
+    assert len(select(tuned, method="fedavg")) == 3
     # Every trial says what its epsilon was made of.
     trial = select(tuned, method="niss-planned")[0].mechanism
     assert trial["participations"] == 1
@@ -73,7 +82,7 @@ def test_tuned_and_run_at_the_same_epsilon(places, small_setting):
 
 def compared(accuracies: dict[str, list[float]], before: float = 0.0, epsilons=(1.0, 3.0, 8.0)) -> Result:
     """A setting with these accuracies at the last round by method and seed; before it less by so much."""
-    setting = find_setting("mnist-iid-client-100-of-1000")
+    setting = as_stored(find_setting("mnist-iid-client-100-of-1000"))
     cells = tuple(
         made_up_cell(
             f"none/{method}/epsilon={epsilon:g}/seed-{seed}",
@@ -167,7 +176,7 @@ def test_a_table_is_cut_once_for_all_and_keeps_its_measurements():
 
 def test_what_was_not_tuned_takes_the_usual_choice(small_setting):
     one = Contestant(METHODS["niss-planned"], VARIANTS["none"], 3.0)
-    assert chosen(None, small_setting, one) == (Choice(), "nothing")
+    assert chosen(None, small_setting, one) == (small_setting.search.start, "nothing")
 
 
 def test_unknown_methods_are_refused(places, small_setting):
