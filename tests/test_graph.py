@@ -213,7 +213,9 @@ def test_a_graph_never_changes() -> None:
 
 def test_equality_is_of_size_edges_and_weights() -> None:
     graph = ShareGraph(3, [(0, 1, 1.0)])
-    assert graph == ShareGraph(3, [(0, 1, 0.5), (0, 1, 0.5)], kind="other")
+    assert graph == ShareGraph(3, [(0, 1, 0.5), (0, 1, 0.5)])
+    edges = (np.array(column) for column in ([0], [1], [1.0]))
+    assert graph == ShareGraph.from_arrays(3, *edges, "other")
     assert hash(graph) == hash(ShareGraph(3, [(0, 1, 1.0)]))
     assert graph != ShareGraph(4, [(0, 1, 1.0)])
     assert graph != ShareGraph(3, [(1, 0, 1.0)])

@@ -23,26 +23,13 @@ from niss.views import (
     effective_variance,
     worst_case,
 )
-from support.graphs import left_to, weights_between
+from support.graphs import drawn_graph, left_to, weights_between
 from support.known_colluders import calibrate_tau2
 from support.refusals import refuses
 
 
 def _graph(kind: str, size: int, degree: int) -> ShareGraph:
-    beacon = b"b"
-    if kind == "random":
-        drawn = (ShareGraph.random(size, degree=degree, beacon=bytes([number])) for number in range(256))
-        return next(graph for graph in drawn if graph.in_weight.min() > 0.0)
-    if kind == "unequal":
-        shares = np.linspace(degree, 3.0 * degree, size)
-        return ShareGraph.regular(size, degree=degree, beacon=beacon, shares=shares)
-    if kind == "complete":
-        return ShareGraph.complete(size, weight=degree / (size - 1))
-    if kind == "coalition":
-        half = size // 2
-        groups = [range(half), range(half, size)]
-        return ShareGraph.coalition(size, groups=groups, degree=degree, beacon=beacon)
-    return ShareGraph.regular(size, degree=degree, beacon=beacon)
+    return drawn_graph(kind, size, degree, np.random.default_rng(4))
 
 
 def _arguments(graph: ShareGraph, tau2: float) -> dict[str, Any]:
@@ -139,6 +126,7 @@ def test_bad_corruption_is_refused_by_name(settings: dict[str, Any], field: str)
         Corruption(colluders=3, failure=0.3),
         Corruption(colluders=1, revealed=1, failure=0.4),
         Corruption(revealed=2),
+        Corruption(colluders=3, revealed=1),
         Corruption(colluders=6),
     ],
 )
@@ -162,18 +150,6 @@ def test_enumeration_equals_brute_force_over_sets_and_clients(kind: str, corrupt
         assert len(found.colluders) == removed
         near_colluders = set(graph.neighbours(found.client).tolist()) & set(found.colluders)
         assert len(near_colluders) <= limits[found.client]
-
-
-@pytest.mark.parametrize("tau2", [0.02, 0.2, 1.0])
-def test_complete_rounds_take_the_shortcut_and_agree_with_enumeration(tau2: float) -> None:
-    graph = _graph("complete", 10, 5)
-    arguments = _arguments(graph, tau2)
-    short = worst_case(graph, Corruption(colluders=3, revealed=1), **arguments)
-    assert short.exact
-    assert short.ratio == pytest.approx(_brute_force(graph, 4, [9] * 10, arguments), rel=1e-9)
-    written = ShareGraph(10, zip(graph.senders, graph.receivers, graph.weights, strict=True))
-    tried = worst_case(written, Corruption(colluders=3, revealed=1), **arguments)
-    assert short.ratio == pytest.approx(tried.ratio, rel=1e-9)
 
 
 @pytest.mark.parametrize("field", ["residual_variance", "target_variance"])
@@ -237,7 +213,8 @@ def test_worse_assumptions_never_give_a_better_ratio(
         ("complete", 30, Corruption(colluders=6)),
         ("dense", 40, Corruption(colluders=8, failure=1e-6)),
         ("dense", 250, Corruption(colluders=25, revealed=2, failure=1e-6)),
-        ("random", 12, Corruption()),
+        *((kind, 12, Corruption()) for kind in ("random", "complete", "coalition")),
+        ("complete", 2, Corruption()),
     ],
 )
 def test_calibration_meets_the_target_in_the_worst_case_and_not_with_less(
@@ -328,16 +305,6 @@ def _reached(graph: ShareGraph, unit: float, tau2: float) -> Any:
     return effective_variance(graph, unit_variance=unit, residual_variance=residual)
 
 
-@pytest.mark.parametrize("size", [2, 3, 10, 30])
-@pytest.mark.parametrize("kappa", [1.0, 2.0, 4.0, 10.0])
-def test_aggregate_noise_of_small_complete_rounds_solves_the_exact_equation(size: int, kappa: float) -> None:
-    """The eigenvalues of Sigma are r (once, the sum) and r + 2 m w: (Sigma^-1)_kk = 1 by hand."""
-    unit = kappa / (size - 1)
-    aggregate = size * kappa * least_tau2(ShareGraph.complete(size), unit_variance=unit, target_variance=1.0)
-    difference = aggregate / size + 2 * size * kappa / (size - 1)
-    assert 1.0 / aggregate + (1.0 - 1.0 / size) / difference == pytest.approx(1.0, rel=1e-9)
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     size=st.integers(4, 16),
@@ -354,22 +321,6 @@ def test_meets_every_target_and_no_more_than_needed(
     tau2 = least_tau2(graph, unit_variance=unit, target_variance=target)
     assert np.all(_reached(graph, unit, tau2) >= target * (1.0 - 1e-12))
     assert np.any(_reached(graph, unit, 0.99 * tau2) < target)
-
-
-def test_the_worst_client_of_an_unbalanced_graph_decides() -> None:
-    graph = ShareGraph(4, [(0, 1, 3.0), (1, 2, 1.0), (2, 3, 0.5), (3, 0, 0.2), (1, 0, 2.0)])
-    tau2 = least_tau2(graph, unit_variance=2.0, target_variance=[0.1, 0.2, 0.3, 0.4])
-    ratios = _reached(graph, 2.0, tau2) / [0.1, 0.2, 0.3, 0.4]
-    assert ratios.min() == pytest.approx(1.0, rel=1e-9)
-    assert ratios.min() >= 1.0 - 1e-12
-
-
-def test_groups_pay_for_themselves() -> None:
-    """Two groups of five cost as much as one round of five, not of ten."""
-    unit = 0.25
-    single = least_tau2(ShareGraph.complete(5), unit_variance=unit, target_variance=1.0)
-    groups = ShareGraph.coalition(10, groups=[range(5), range(5, 10)])
-    assert least_tau2(groups, unit_variance=unit, target_variance=1.0) == pytest.approx(single, rel=1e-9)
 
 
 @pytest.mark.parametrize("kappa", [1e3, 1e6, 1e12])

@@ -123,27 +123,17 @@ def test_a_crash_at_any_byte_of_the_last_append_leaves_the_durable_prefix(
         assert spent(LedgerFile.read(path)) == before
 
 
-@settings(deadline=None, max_examples=150)
-@given(place=st.integers(0, 10**6), mask=st.integers(1, 255))
-def test_a_changed_byte_anywhere_is_found(place: int, mask: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.jsonl"
-        content = bytearray(three_charges())
-        content[place % len(content)] ^= mask
+def test_a_changed_byte_anywhere_is_found_by_its_line(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
         path.write_bytes(content)
-        with pytest.raises(PrivacyError, match=r"line \d|no header"):
+        line = whole.count(b"\n", 0, place) + 1
+        with pytest.raises(PrivacyError, match=f"line {line}"):
             LedgerFile.open(path)
         assert path.read_bytes() == content
-
-
-def test_every_byte_of_the_last_record_is_protected(tmp_path: Path) -> None:
-    path = filled(tmp_path)
-    content = path.read_bytes()
-    start = content.rindex(b"\n", 0, -1) + 1
-    for place in range(start, len(content)):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(PrivacyError, match="line 4"):
-            LedgerFile.read(path)
 
 
 @pytest.mark.parametrize(

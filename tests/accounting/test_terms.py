@@ -20,15 +20,13 @@ from niss.accounting import (
     make_schedule,
     make_terms,
     propose_carried_round,
-    propose_round,
     run_grid_delta,
     scheduled_run,
 )
 from niss.accounting.discretisation import check_run_discretisation
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
-from niss.protocol.agreement import agree, participants_hash, previous_of, terms_hash
-from niss.protocol.keys import BeaconChain, Identity, link_of, verify_beacon
-from niss.protocol.messages import Beacon, Participant, RecordTerms, RoundOpen, Terms
+from niss.protocol.agreement import agree
+from niss.protocol.messages import RecordTerms, Terms
 from niss.protocol.schedule import Schedule
 from support.protocol_round import (
     NOISY,
@@ -37,7 +35,6 @@ from support.protocol_round import (
     Federation,
     changed,
     schedule,
-    seeded_entropy,
 )
 
 CASES = [
@@ -327,92 +324,6 @@ def test_a_planned_committee_is_accepted_by_the_clients_it_was_planned_for(collu
     assert assess(agreed, colluders) <= wanted_mu(plan)
     with pytest.raises(RemoteProtocolError, match="members of the committee"):
         assess(agreed, colluders + 6)
-
-
-SIZE = 12
-
-
-class Server:
-    """Proposes round 2 of a run and writes down what it was asked for."""
-
-    def __init__(self, plan: Plan, *, short_of: float = 1.0) -> None:
-        self.plan, self.short_of = plan, short_of
-        self.holder = Identity.generate(seeded_entropy("holder"))
-        self.chain = BeaconChain(4, holder=self.holder, entropy=seeded_entropy("chain"))
-        federation = Federation(SIZE, "propose")
-        self.participants = federation.open(federation.terms()).participants
-        self.commitments: list[bytes] = []
-
-    def terms(self, participants: tuple[Participant, ...]) -> Terms:
-        made = make_terms(self.plan, participants=len(participants), coordinates=4, run=bytes(16), number=0)
-        return Terms(**{**made.__dict__, "residual_variance": made.residual_variance / self.short_of})
-
-    def release(self, attempt: int, commitment: bytes) -> Beacon:
-        self.commitments.append(commitment)
-        return self.chain.release(2, attempt, commitment)
-
-    def propose(self, allowed: float) -> tuple[RoundOpen, float]:
-        return propose_round(
-            self.plan,
-            2,
-            seat=lambda _attempt: self.participants,
-            terms=self.terms,
-            release=self.release,
-            assess=DrawnAccount(),
-            allowed=allowed,
-        )
-
-
-@pytest.mark.parametrize("short_of", [1.0, 2.0])
-def test_the_beacon_is_released_for_what_is_played(short_of: float) -> None:
-    plan = Plan(clip=1.0, neighbours=5, attempts=4)
-    server = Server(plan, short_of=short_of)
-    opened, mu = server.propose(wanted_mu(plan))
-    terms = opened.terms
-    assert (terms.round, terms.attempt) == (2, len(server.commitments) - 1)
-    assert (terms.attempt > 0) == (short_of > 1.0)
-    assert mu <= wanted_mu(plan)
-    assert mu == DrawnAccount()(agree(opened), 0)
-    commitment = participants_hash(opened.participants) + terms_hash(terms)
-    assert server.commitments[-1] == commitment
-    verify_beacon(
-        opened.beacon,
-        commitment,
-        expected=link_of(2, terms.attempt),
-        anchor=server.chain.anchor,
-        holder=server.holder.public,
-        after=0,
-    )
-
-
-def test_a_promise_that_no_graph_keeps_is_refused() -> None:
-    plan = Plan(clip=1.0, neighbours=3, attempts=3, tau2=0.0)
-    server = Server(plan)
-    with pytest.raises(PrivacyError, match="none of 3 graphs"):
-        server.propose(1.0)
-    assert len(set(server.commitments)) == 3
-    assert math.isinf(Server(plan).propose(math.inf)[1])
-
-
-def test_a_carried_round_is_committed_to_with_its_next_cohort() -> None:
-    federation = CarriedFederation(schedule(rounds=3, **NOISY), "proposed")
-    account, previous = CommittedAccount(federation.schedule), None
-    for number in range(3):
-        parts = {"following": federation.listed(number + 1), "previous": previous}
-        proposed = propose_carried_round(
-            federation.schedule,
-            number,
-            run=RUN,
-            participants=federation.listed(number),
-            release=partial(federation.chain.release, number),
-            account=account,
-            **parts,
-        )
-        opened = federation.server.open_round(proposed.terms, proposed.participants, proposed.beacon, **parts)
-        for one in federation.cohort(number):
-            federation.server.take_upload(federation.answer(one, opened))
-        assert len(federation.server.finish().survivors) == 4
-        previous = previous_of(opened)
 
 
 def test_a_carried_round_that_no_client_would_accept_is_not_proposed() -> None:

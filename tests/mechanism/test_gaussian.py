@@ -16,14 +16,6 @@ from niss.mechanism.gaussian import log_normal_cdf
 from support.refusals import refuses
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 1.0, 3.0, 10.0])
-@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0, 5.0])
-def test_curve_equals_its_definition(epsilon: float, mu: float) -> None:
-    upper = stats.norm.cdf(-epsilon / mu + mu / 2)
-    lower = math.exp(epsilon) * stats.norm.cdf(-epsilon / mu - mu / 2)
-    assert gdp_delta(epsilon, mu) == pytest.approx(upper - lower, rel=1e-10, abs=1e-15)
-
-
 @pytest.mark.parametrize(
     ("epsilon", "accuracy"),
     [(0.001, 1e-6), (0.1, 1e-8), (1.0, 1e-9), (10.0, 1e-10), (1000.0, 1e-10), (10000.0, 1e-10)],

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -261,7 +261,8 @@ def honest_terms(mode: str) -> Terms:
         dropout=1e-4,
         mode=mode,
     )
-    return make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1, attempt=1)
+    terms = make_terms(plan, participants=SIZE, coordinates=COORDINATES, run=b"run", number=1)
+    return replace(terms, attempt=1)
 
 
 def spoilt(terms: Terms, name: str) -> list[Any]:

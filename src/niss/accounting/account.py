@@ -164,8 +164,7 @@ class CommittedAccount(Account):
         if not self.plan.private:
             return math.inf
         # What rounding may have taken off while the matrix was inverted: some units in the last place of its condition.
-        noise = self.plan.noise
-        apart = 4.0 * self.schedule.rounds * (1.0 + noise.carried / noise.residual)
+        apart = 4.0 * self.schedule.rounds * (1.0 + self.plan.ratio)
         return self.plan.charge(number, self._taken, self._budget**2) * (1.0 + sys.float_info.epsilon * apart)
 
     def __call__(self, agreed: Agreed, colluders: int) -> float:

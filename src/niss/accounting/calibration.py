@@ -32,7 +32,13 @@ from niss.graph import GRAPHS, Drawing, ShareGraph
 from niss.mechanism import gdp_mu
 from niss.mechanism.noise import Noise
 from niss.views import WorstCase, calibrate_for, worst_case
-from niss.views.collusion import SpectralBound, expected_bound, few_sets, spectral_bound
+from niss.views.collusion import (
+    SpectralBound,
+    clique_variance,
+    expected_bound,
+    few_sets,
+    spectral_bound,
+)
 from niss.views.numerics import find_root, links
 
 if TYPE_CHECKING:
@@ -135,8 +141,9 @@ class NoiseNeeded:
                 kappa / self._draft.neighbours, np.full(self._bound.kept.size, residual), np.ones(1)
             )
         if self._graph is None:
-            ratio = _complete_variance(self._size, removed, kappa, residual)
-            return WorstCase(ratio, 0, tuple(range(self._size - removed, self._size)), True)
+            return WorstCase(
+                self._of_a_clique(kappa, residual), 0, tuple(range(self._size - removed, self._size)), True
+            )
         return worst_case(
             self._graph,
             self.assumed,
@@ -145,16 +152,19 @@ class NoiseNeeded:
             target_variance=1.0,
         )
 
+    def _of_a_clique(self, kappa: float, residual: float) -> float:
+        """The effective variance on a complete graph."""
+        return clique_variance(self._size - self.assumed.removed, 2.0 * kappa / (self._size - 1), residual)
+
     def _needed(self) -> Callable[[float], float]:
         """The residual variance as a function of kappa."""
         draft, bound, graph = self._draft, self._bound, self._graph
         if bound is not None:
             return lambda kappa: bound.residual_for(kappa / draft.neighbours)
         if graph is None:
-            removed = self.assumed.removed
 
             def shortfall(log_residual: float, kappa: float) -> float:
-                return math.log(_complete_variance(self._size, removed, kappa, math.exp(log_residual)))
+                return math.log(self._of_a_clique(kappa, math.exp(log_residual)))
 
             lowest = -math.log(self._size) - 1.0
             return lambda kappa: math.exp(find_root(lambda log: shortfall(log, kappa), lowest, 1e-9))
@@ -162,18 +172,6 @@ class NoiseNeeded:
             graph, self.assumed, unit_variance=NOMINAL_KAPPA / draft.neighbours, target_variance=1.0
         )
         return _residual_needed(graph, nominal, draft.neighbours)
-
-
-def _complete_variance(size: int, removed: int, kappa: float, residual: float) -> float:
-    """The effective variance on a complete graph: `1 / (1 / (n eta^2) + (1 - 1/n) / (n w + eta^2))`.
-
-    n honest clients, and `w = 2 kappa / (size - 1)` on each link between two of them.
-    """
-    honest = size - removed
-    if residual <= 0.0:
-        return 0.0
-    apart = (1.0 - 1.0 / honest) / (honest * 2.0 * kappa / (size - 1) + residual)
-    return 1.0 / (1.0 / (honest * residual) + apart)
 
 
 def noise_in_the_sum(plan: Plan, size: int, kappa: float, residual: float) -> TradeOff:
@@ -228,13 +226,12 @@ def cheapest(curve: tuple[TradeOff, ...]) -> float:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The least residual of runs like `shape` at one ratio of carried noise, for any shares within a round.
+    """The least residual of runs like `shape`, with its ratio of carried noise and its shares within a round.
 
     pattern  the participations that have to stay within the budget; (): those of all fixed cyclic cohorts
     """
 
     shape: Committed
-    ratio: float
     pattern: tuple[int, ...] = ()
 
     @cached_property
@@ -254,40 +251,37 @@ class _Fit:
         shift[self._rounds, self._cohort] = 1.0
         return np.asarray(np.sum(shift * solveh_banded(self.shape.view.bands, shift, lower=True), axis=0))
 
-    def cost(self, residual: float, spatial: float) -> float:
+    def cost(self, residual: float) -> float:
         """`mu^2` of the costliest of the cohorts."""
-        view = self.shape.view
+        view, spatial = self.shape.view, self.shape.noise.spatial
         spread = ((1.0 - 1.0 / view.honest) / view.deviations(residual, spatial))[self._rounds]
         return float(np.max(self._sums / residual + np.bincount(self._cohort, weights=spread)))
 
-    def fitted(self, budget: float, spatial: float, highest: float) -> Committed:
+    def fitted(self, budget: float, highest: float) -> Committed:
         """The run with the least residual whose worst pattern stays within `budget`, at most `highest`.
 
         For any pattern that takes a search for every residual, so few are tried. Where the costliest pattern is known
         exactly, the least residual for it is the next one: it is too small as long as there is a costlier pattern, and
         often there is none.
         """
-        run = self._at(self._least(budget, spatial, highest), spatial)
+        run = self.shape.with_residual(self._least(budget, highest))
         if run.pattern == "cyclic":
             return run
         for _ in range(_MOST_STEPS):
             worst = run.worst
             if not worst.rounds or worst.cost <= budget * (1.0 + _PRECISION):
                 break
-            residual = replace(self, pattern=worst.rounds)._least(budget, spatial, highest)
+            residual = replace(self, pattern=worst.rounds)._least(budget, highest)
             if residual <= run.noise.participants * run.noise.residual:
                 break
-            run = self._at(residual, spatial)
+            run = self.shape.with_residual(residual)
         return run
 
-    def _at(self, residual: float, spatial: float) -> Committed:
-        return self.shape.with_residual(residual, ratio=self.ratio, spatial=spatial)
-
-    def _least(self, budget: float, spatial: float, highest: float) -> float:
+    def _least(self, budget: float, highest: float) -> float:
         """The least residual with which the cohorts stay within the budget."""
 
         def excess(log_residual: float) -> float:
-            return math.log(self.cost(math.exp(log_residual), spatial) / budget)
+            return math.log(self.cost(math.exp(log_residual)) / budget)
 
         # The deviations only add to what the sums cost.
         low = math.log(float(self._sums.max()) / budget) - _PRECISION
@@ -302,10 +296,9 @@ class _Fit:
 
 def safely_within(run: Committed, budget: float) -> Committed:
     """The run with as little more residual as it takes: rounding, or what merged patterns add to a bound."""
-    ratio, spatial = run.noise.carried / run.noise.residual, run.noise.spatial
     while (excess := run.worst.cost / budget) > 1.0:
         residual = run.noise.participants * run.noise.residual * max(excess, 1.0 + _PRECISION)
-        run = run.with_residual(residual, ratio=ratio, spatial=spatial)
+        run = run.with_residual(residual)
     return run
 
 
@@ -366,9 +359,9 @@ class CarriedSearch:
     def fitted(self, kappa: float, ratio: float) -> Committed:
         """The least residual that keeps the promise, at this ratio and shares within a round."""
         size, spatial = self.draft.noise.participants, 2.0 * kappa * self.alone
-        shape = self.draft.with_residual(1.0, ratio=ratio, spatial=spatial)
+        shape = self.draft.sharing(ratio=ratio, spatial=spatial)
         # Without carrying and without shares the residual of one client's own upload would have to do it all.
-        return _Fit(shape, ratio).fitted(self.mu**2, spatial, 2.0 * self.alone * size)
+        return _Fit(shape).fitted(self.mu**2, 2.0 * self.alone * size)
 
     def at(self, kappa: float, ratio: float | None) -> Committed:
         """The best plan at this kappa.
@@ -383,7 +376,7 @@ class CarriedSearch:
             return nothing
         best = self.cyclic._carrying(kappa)
         if self.draft.pattern != "cyclic":
-            best = self.fitted(kappa, best.noise.carried / best.noise.residual)
+            best = self.fitted(kappa, best.ratio)
         return min(best, nothing, key=self.objective)
 
     def _carrying(self, kappa: float) -> Committed:

@@ -30,8 +30,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.checks import BOOKS, require_one_of
-from niss.errors import ConfigError, PrivacyError
+from niss.checks import BOOKS, require_one_of, require_whole
+from niss.errors import PrivacyError
 from niss.mechanism.noise import Noise, correlated_noise
 from niss.views import CompleteRun
 from niss.views.numerics import binomial_tail
@@ -71,8 +71,7 @@ class Committed:
 
     def __post_init__(self) -> None:
         for name in ("horizon", "separation"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", field=name)
+            require_whole(getattr(self, name), field=name, at_least=1)
         require_one_of(self.pattern, PATTERNS, field="pattern")
         if self.noise.known >= self.noise.participants:
             raise PrivacyError(
@@ -89,13 +88,17 @@ class Committed:
         """Whether anything is promised: without fresh noise nothing is."""
         return self.noise.residual > 0.0
 
+    @property
+    def ratio(self) -> float:
+        """w / r: what is carried on from a round, over its fresh noise."""
+        return self.noise.carried / self.noise.residual
+
     @cached_property
     def view(self) -> CompleteRun:
         """The run at a fresh noise of 1 in each sum, with the ratio of what is carried."""
         if not self.private:
             raise PrivacyError("without fresh noise nothing is promised", hint="leave tau2 calibrated")
-        carried = np.full(self.rounds - 1, self.noise.carried / self.noise.residual)
-        return CompleteRun(self.noise.participants, self.noise.known, carried)
+        return CompleteRun(self.noise.participants, self.noise.known, np.full(self.rounds - 1, self.ratio))
 
     @cached_property
     def matrix(self) -> FloatArray:
@@ -170,11 +173,16 @@ class Committed:
             )
         return cost
 
-    def with_residual(self, residual: float, *, ratio: float, spatial: float) -> Committed:
-        """The same run with that much fresh noise in each sum, `ratio` times as much carried on, and such shares."""
-        noise, each = self.noise, residual / self.noise.participants
-        unit = spatial / (2.0 * noise.neighbours)
-        return replace(self, noise=replace(noise, residual=each, carried=ratio * each, unit=unit))
+    def sharing(self, *, ratio: float, spatial: float) -> Committed:
+        """The same run with `ratio` times its fresh noise carried on, and shares of that variance in an upload."""
+        noise = self.noise
+        carried, unit = ratio * noise.residual, spatial / (2.0 * noise.neighbours)
+        return replace(self, noise=replace(noise, carried=carried, unit=unit))
+
+    def with_residual(self, residual: float) -> Committed:
+        """The same run with that much fresh noise in each sum, and what is carried in proportion."""
+        each = residual / self.noise.participants
+        return replace(self, noise=replace(self.noise, residual=each, carried=self.ratio * each))
 
     def noise_in_model(self, dropout: float = 0.0, *, repaired: bool = True, kept: float = 1.0) -> FloatArray:
         """Noise variance in the model after each round, on average over what drops out.

@@ -110,29 +110,18 @@ class Draws:
     oversize: float = 0.0
 
     @classmethod
-    def of(
-        cls,
-        terms: Terms,
-        size: int,
-        weights: ArrayLike,
-        counts: ArrayLike,
-        *,
-        carried: tuple[ArrayLike, ArrayLike] = ((), ()),
-    ) -> Self:
+    def of(cls, terms: Terms, size: int, weights: ArrayLike, counts: ArrayLike) -> Self:
         """The draws of a round of `size` participants, `counts` shares of each of these `weights`.
 
-        carried  weights and counts of the shares that it carries to the next round
-
-        Shares, or a self-mask, too narrow to get credit (`is_wide_enough`) are not held against it.
+        A share that is carried counts where it is added, as one from everyone to everyone of the next round. Shares, or
+        a self-mask, too narrow to get credit (`is_wide_enough`) are not held against it.
         """
         grid = Grid(terms.grid_bits)
         residual = grid.deviation_steps(terms.residual_variance)
         each = np.asarray(weights, dtype=np.float64) * terms.unit_variance
         numbers = np.asarray(counts, dtype=np.float64)
         if terms.carrying is not None:
-            over = np.asarray(carried[0], dtype=np.float64) * terms.carrying.unit_variance
-            each = np.append(each, over)
-            numbers = np.append(numbers, np.asarray(carried[1], dtype=np.float64))
+            each, numbers = np.append(each, terms.carrying.unit_variance), np.append(numbers, size * size)
         shares = np.array([grid.deviation_steps(float(variance)) for variance in each])
         mask = grid.deviation_steps(terms.self_variance) if terms.mode == "repair" else 0.0
         aliasing = 0.0
@@ -237,11 +226,10 @@ def narrowest_noise(schedule: Schedule) -> float:
 
 
 def _scheduled_draws(schedule: Schedule) -> list[Draws]:
-    """All that is drawn in each kind of round, with what it carries on: each share counts once, where it is added."""
+    """All that is drawn in each kind of round."""
     size = schedule.participants
     rounds = (schedule.terms(b"run", number) for number in {0, min(1, schedule.rounds - 1)})
-    shares = [1.0], [size * (size - 1)]
-    return [Draws.of(terms, size, *shares, carried=([1.0], [size * size])) for terms in rounds]
+    return [Draws.of(terms, size, [1.0], [size * (size - 1)]) for terms in rounds]
 
 
 @lru_cache(maxsize=64)

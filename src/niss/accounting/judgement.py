@@ -61,6 +61,9 @@ _RECORDS_HELP = f"more records (twice as many halve it) or a larger batch, {_SMA
 _CARRYING = (
     ", noise that is carried from round to round, or a clip that follows the norms of updates (`quantile`)"
 )
+_WORKED_OUT = (
+    *("noise_norm", "ratio", "bearable", "hopeless", "largest", "verdict", "finding", "helps", "words"),
+)
 _BEYOND = {"noisy": "above {0} accuracy suffers", "hopeless": "above {1} next to nothing is learned"}
 
 
@@ -146,17 +149,8 @@ class Outlook:
 
     def to_json(self) -> dict[str, Any]:
         """The numbers and the words, ready for `json.dumps`."""
-        return asdict(self) | {
-            "noise_norm": self.noise_norm,
-            "ratio": self.ratio,
-            "bearable": self.bearable,
-            "hopeless": self.hopeless,
-            "largest": self.largest if self.unit == "record" else None,
-            "verdict": self.verdict,
-            "finding": self.finding,
-            "helps": self.helps,
-            "words": self.words,
-        }
+        worked_out = {name: getattr(self, name) for name in _WORKED_OUT}
+        return asdict(self) | worked_out | ({} if self.unit == "record" else {"largest": None})
 
 
 def judge_plan(question: PlanQuestion, planned: Forecast) -> Outlook:

@@ -63,7 +63,6 @@ class LedgerFile:
         self._entries: list[LedgerEntry] = []
         self._charged: set[tuple[int, int]] = set()
         self._torn: bytes = b""
-        self._epsilons: dict[Amount | None, float | None] = {}
         # Of each that was charged: mu^2 in the joint and in the marginal view, how many uploads were, and their slots.
         self._spent: dict[str, tuple[Any, Any, int, Slots]] = {}
 
@@ -170,11 +169,9 @@ class LedgerFile:
 
     def epsilon(self, amount: Amount | None) -> float | None:
         """What was spent or promised here as epsilon at its delta; None stands for none, or for no finite one."""
-        if amount not in self._epsilons:
-            left = self.header.delta - self.header.delta_failure
-            epsilon = math.inf if amount is None else epsilon_of(amount, left)
-            self._epsilons[amount] = epsilon if math.isfinite(epsilon) else None
-        return self._epsilons[amount]
+        left = self.header.delta - self.header.delta_failure
+        epsilon = math.inf if amount is None else epsilon_of(amount, left)
+        return epsilon if math.isfinite(epsilon) else None
 
     def charge(
         self,

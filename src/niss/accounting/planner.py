@@ -369,7 +369,7 @@ def _carried(question: PlanQuestion, say: Progress) -> Forecast:
         averaged = run.noise_in_mean(models, early, search.dropout, repaired=search.repaired)
         averaged *= sensitivity**2 / float(central[early])
     return Forecast(
-        plan=replace(plan, kappa=kappa, carried_to_residual=noise.carried / noise.residual),
+        plan=replace(plan, kappa=kappa, carried_to_residual=run.ratio),
         participants=size,
         clients=question.clients,
         run=run,

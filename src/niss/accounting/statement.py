@@ -140,7 +140,7 @@ class ClientStatements(Sequence[ClientStatement]):
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Statement:
     """What is promised to the clients of a run; every number belongs to the worst-off client.
 
@@ -162,14 +162,14 @@ class Statement:
     delta: float
     epsilon_joint: float | None
     epsilon_marginal: float | None
-    budget_epsilon: float | None
-    heuristic: bool
+    budget_epsilon: float | None = None
+    heuristic: bool = False
     collusion: float
     adversary: str
     words: str
     paper: str
-    not_protected: tuple[str, ...]
-    caveats: tuple[str, ...]
+    not_protected: tuple[str, ...] = NOT_PROTECTED
+    caveats: tuple[str, ...] = ()
     clients: ClientStatements = field(repr=False)
     epsilon_outsider: float | None = None
     outsider: str | None = None
@@ -369,14 +369,10 @@ def assess(
         delta=delta,
         epsilon_joint=worst,
         epsilon_marginal=worst_marginal,
-        budget_epsilon=None,
-        heuristic=False,
         collusion=share,
         adversary=adversary,
         words=words,
         paper=f"One upload alone, which is what the paper counts: {number}. It does not hold against this adversary.",
-        not_protected=NOT_PROTECTED,
-        caveats=(),
         clients=clients,
     )
 

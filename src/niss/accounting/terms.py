@@ -101,7 +101,6 @@ def make_terms(
     coordinates: int,
     run: bytes,
     number: int,
-    attempt: int = 0,
     grid_bits: int | None = None,
     modulus_bits: int = 64,
 ) -> Terms:
@@ -131,7 +130,7 @@ def make_terms(
         noise,
         run=run,
         round=number,
-        attempt=attempt,
+        attempt=0,
         coordinates=coordinates,
         grid_bits=1,
         modulus_bits=modulus_bits,
@@ -225,8 +224,8 @@ def propose_round(
     release: Callable[[int, bytes], Beacon],
     assess: Callable[[Agreed, int], float],
     allowed: float,
-) -> tuple[RoundOpen, float]:
-    """The first attempt at round `number` whose graph costs no client more than `allowed`, and its mu.
+) -> RoundOpen:
+    """The first attempt at round `number` whose graph costs no client more than `allowed`, unsigned.
 
     An attempt seats the participants, commits to them and to the terms, has the beacon released for that commitment,
     and draws the graph; nothing is sent to a client, so an attempt that would cost too much is given up before anyone
@@ -242,7 +241,7 @@ def propose_round(
     assess   (agreed, colluders) -> mu of the worst-off client: an `DrawnAccount`
     allowed  the most that mu may be; infinite where nothing was promised
 
-    Returns the unsigned opening of the round, and its mu. Raises PrivacyError where no attempt will do.
+    Raises PrivacyError where no attempt will do.
     """
     more, least = 1.0, math.inf
     refusal: RemoteProtocolError | None = None
@@ -261,7 +260,7 @@ def propose_round(
             refusal = error
             continue
         if mu <= allowed:
-            return opened, mu
+            return opened
         least = min(least, mu)
         # Variance falls with mu^2, so this would do on the same graph; the margin allows for another one.
         more *= min(_ATTEMPT_MARGIN * (mu / allowed) ** 2, _ATTEMPT_MOST)

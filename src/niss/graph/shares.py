@@ -87,13 +87,13 @@ class ShareGraph:
     between: bool
     weight: float
 
-    def __init__(self, size: Sizes, edges: Iterable[tuple[int, int, float]], *, kind: str = "given") -> None:
+    def __init__(self, size: Sizes, edges: Iterable[tuple[int, int, float]]) -> None:
         rows = list(edges)
         try:
             ends = [(operator.index(sender), operator.index(receiver)) for sender, receiver, _ in rows]
         except TypeError:
             raise ConfigError("clients are named by whole numbers", field="edges") from None
-        self._shape(size, kind)
+        self._shape(size, "given")
         weights = np.array([weight for _, _, weight in rows], dtype=np.float64)
         senders, receivers = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         self._merge(senders, receivers, weights)

@@ -12,8 +12,8 @@ where `out_k` and `in_k` are the unit shares client k sends and receives.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -177,12 +177,11 @@ class Niss(Method):
         run = plan.committed(size)
         if not run.private:
             return None
+        costs: FloatArray | float
         if round.history is None:
-            costs = np.full(size, run.cost(round.number, None))
+            costs = run.cost(round.number, None)
         else:
-            past = _past(round.participants, round.history)
-            known = {one: run.charge(round.number, one) for one in set(past)}
-            costs = np.array([known[one] for one in past])
+            costs = _costs(partial(run.charge, round.number), round.participants, round.history)
         return np.asarray(round.sensitivity**2 / costs)
 
     def planned_mu(
@@ -193,9 +192,7 @@ class Niss(Method):
         run = plan.committed(plan.participants)
         if not run.private:
             return np.full(participants.size, np.inf)
-        past = _past(participants, history)
-        known = {one: run.cost(number, one) for one in set(past)}
-        return np.sqrt([known[one] for one in past])
+        return np.sqrt(_costs(partial(run.cost, number), participants, history))
 
     def worst(self, round: RoundPlan) -> WorstCase | None:
         """None where noise is carried: colluders are in the plan of the whole run, exactly, since all are alike."""
@@ -425,14 +422,18 @@ def _square(plan: Plan, own_variance: FloatArray) -> float:
     return float(own_variance.max()) * float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) ** 2
 
 
-def _past(clients: IntArray, history: Sequence[IntArray]) -> list[tuple[int, ...]]:
-    """The earlier rounds of each client."""
+def _costs(
+    cost: Callable[[tuple[int, ...]], float], clients: IntArray, history: Sequence[IntArray]
+) -> FloatArray:
+    """What each client is to be charged, a function of its earlier rounds."""
     rounds: dict[int, list[int]] = {int(client): [] for client in clients}
     for number, participants in enumerate(history):
         for client in participants.tolist():
             if client in rounds:
                 rounds[client].append(number)
-    return [tuple(rounds[int(client)]) for client in clients]
+    past = [tuple(rounds[int(client)]) for client in clients]
+    known = {one: cost(one) for one in set(past)}
+    return np.array([known[one] for one in past])
 
 
 @lru_cache(maxsize=32)

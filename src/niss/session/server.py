@@ -390,7 +390,7 @@ class Session:
                 "the fewest that collusion and dropouts of the plan leave noise to share"
             )
         identities = tuple(self.members.by_node[node].identity for node in nodes)
-        proposed, _ = propose_round(
+        proposed = propose_round(
             proposal.plan,
             number,
             seat=lambda attempt: coordinator.seat(number, attempt, identities, proposal.participants),

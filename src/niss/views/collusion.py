@@ -41,6 +41,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from niss.checks import require_real, require_whole
 from niss.errors import ConfigError, PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism.shares import per_client
@@ -49,10 +50,10 @@ from niss.views.joint import (
     least_tau2,
     received_variance,
     target_per_client,
-    variances_among,
 )
 from niss.views.numerics import (
     ConnectedBound,
+    conditional_variances,
     connected_bound,
     exact_limit,
     hypergeometric_tails,
@@ -97,11 +98,8 @@ class Corruption:
 
     def __post_init__(self) -> None:
         for field in ("colluders", "revealed", "dropped"):
-            value = getattr(self, field)
-            if not isinstance(value, (int, np.integer)) or value < 0:
-                raise ConfigError(f"must be a whole number of at least 0, not {value!r}", field=field)
-        if not 0.0 <= self.failure < 1.0:
-            raise ConfigError(f"must lie in [0, 1), not {self.failure!r}", field="failure")
+            require_whole(getattr(self, field), field=field, at_least=0)
+        require_real(self.failure, field="failure", below=1.0)
 
 
 @dataclass(frozen=True)
@@ -248,15 +246,10 @@ class _Assumed:
         return self._of_all_sets(unit, residual, target)
 
     def _of_a_clique(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
-        """Everyone shares alike with everyone: of h honest clients `Sigma_H = (eta^2 + h c) I - c 11'`.
-
-        c is the variance between two of them. The inverse has `1 / eta^2` along the vector of ones, and
-        `1 / (eta^2 + h c)` across it.
-        """
+        """Everyone shares alike with everyone."""
         size = self._graph.size
-        honest, least = size - self._removed, float(residual.min())
-        together = least + honest * unit * 2.0 * self._graph.weight
-        variance = honest / (1.0 / least + (honest - 1) / together) if least > 0.0 else 0.0
+        honest = size - self._removed
+        variance = clique_variance(honest, 2.0 * unit * self._graph.weight, float(residual.min()))
         return WorstCase(variance / float(target.max()), 0, tuple(range(honest, size)), True)
 
     def _exactly(self, unit: float, residual: FloatArray, target: FloatArray) -> WorstCase:
@@ -284,27 +277,35 @@ class _Assumed:
             raise PrivacyError("no set of colluders fits the bound", hint="raise the failure probability")
         kept = np.nonzero(honest)[1].reshape(len(sets), -1)
         blocks = np.array_split(np.arange(len(sets)), -(-len(sets) * size**2 // _STACKED_ENTRIES))
-        variances = np.concatenate(
-            [self._against_all(sets[some], kept[some], unit, residual) for some in blocks]
-        )
+        variances = np.concatenate([_variances_among(weights, kept[some], unit, residual) for some in blocks])
         ratios = np.where(np.take_along_axis(counted, kept, axis=1), variances / target[kept], np.inf)
         place, client = np.unravel_index(int(np.argmin(ratios)), ratios.shape)
         return WorstCase(
             float(ratios[place, client]), int(kept[place, client]), tuple(sets[place].tolist()), True
         )
 
-    def _against_all(self, sets: IntArray, kept: IntArray, unit: float, residual: FloatArray) -> FloatArray:
-        """The effective variances of the clients that each of the sets leaves honest."""
-        if unit > 0.0 and residual.min() > 0.0:
-            return variances_among(self._links.toarray(), kept, unit_variance=unit, residual=residual)
-        return np.array(
-            [
-                effective_variance(
-                    self._graph, unit_variance=unit, residual_variance=residual, colluders=colluders
-                )
-                for colluders in sets.tolist()
-            ]
-        )
+
+def _variances_among(links: FloatArray, kept: IntArray, unit: float, residual: FloatArray) -> FloatArray:
+    """Effective variances of the honest clients left by many sets of colluders, a row of `kept` for each.
+
+    `Sigma_H = sigma^2 (D_H - A_H) + diag(residual)`, A_H the rows and columns of the honest and D_H its row sums.
+    """
+    within = unit * links[kept[:, :, None], kept[:, None, :]]
+    own = np.arange(kept.shape[1])
+    covariances = -within
+    covariances[:, own, own] += within.sum(axis=2) + residual[kept]
+    return conditional_variances(covariances)
+
+
+def clique_variance(honest: int, between: float, residual: float) -> float:
+    """The effective variance where everyone shares alike with everyone, `between` the variance of two clients' shares.
+
+    Of h honest clients `Sigma_H = (eta^2 + h c) I - c 11'`, whose inverse has `1 / eta^2` along the vector of ones, and
+    `1 / (eta^2 + h c)` across it.
+    """
+    if residual <= 0.0:
+        return 0.0
+    return honest / (1.0 / residual + (honest - 1) / (residual + honest * between))
 
 
 def few_sets(size: int, removed: int) -> bool:

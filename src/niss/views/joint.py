@@ -158,24 +158,6 @@ def _without_fresh_noise(size: int, senders: IntArray, receivers: IntArray, grou
     return np.asarray(~covered[group])
 
 
-def variances_among(
-    links: FloatArray, kept: IntArray, *, unit_variance: float, residual: FloatArray
-) -> FloatArray:
-    """Effective variances against many sets of colluders at once.
-
-    links     A: weights between any two clients, both directions added
-    kept      the honest clients with each set, a row for each (B x h)
-    residual  of all clients, above 0
-
-    `Sigma_H = sigma^2 (D_H - A_H) + diag(residual)`, A_H the rows and columns of the honest and D_H its row sums.
-    """
-    within = unit_variance * links[kept[:, :, None], kept[:, None, :]]
-    own = np.arange(kept.shape[1])
-    covariances = -within
-    covariances[:, own, own] += within.sum(axis=2) + residual[kept]
-    return conditional_variances(covariances)
-
-
 def effective_variance(
     graph: ShareGraph,
     *,

@@ -18,7 +18,7 @@ vertices is the oracle of tests and audits. Where everyone shares with everyone 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,10 +92,8 @@ class RunNoise:
     @cached_property
     def places(self) -> Mapping[Vertex, int]:
         """The number of each vertex."""
-        return {vertex: place for place, vertex in enumerate(self._vertices())}
-
-    def _vertices(self) -> Iterable[Vertex]:
-        return ((client, number) for number, one in enumerate(self.rounds) for client in one.clients)
+        vertices = ((client, number) for number, one in enumerate(self.rounds) for client in one.clients)
+        return {vertex: place for place, vertex in enumerate(vertices)}
 
     @cached_property
     def residual(self) -> FloatArray:
