@@ -19,8 +19,7 @@ from experiments.reproduce import design, paper
 from experiments.reproduce.paper import find_reading
 from experiments.reproduce.session import RESULTS, RUNS, Comparison, play
 from niss.cli.experiments import VerifyOptions
-from niss.cli.options import from_options, option, register
-from niss.cli.simulate import parse_settings
+from niss.cli.options import from_options, option, parse_settings, register
 from niss.cli.terminal import PartProgress, RoundProgress, kept_on_interrupt, print_json, say
 from niss.errors import RunFolderError
 from niss.files import write_output

@@ -84,12 +84,6 @@ def best_guess(epsilon: float, delta: float, mu: float | None = None) -> float:
     return min(bound, 1.0)
 
 
-def best_guess_percent(epsilon: float, delta: float, mu: float | None = None) -> str:
-    """The same in per cent, rounded up to a tenth."""
-    percent = math.ceil(1000.0 * best_guess(epsilon, delta, mu) - 1e-9) / 10.0
-    return f"{min(percent, 100.0):.1f} %"
-
-
 def odds_in_words(
     epsilon: float, delta: float, mu: float | None = None, *, unit: str = "client", relation: str = "zero-out"
 ) -> str:
@@ -99,7 +93,8 @@ def odds_in_words(
     unit, relation  what is hidden, as in `Plan`
     """
     guess = _GUESSES.get((unit, relation), "which of two values a given record had")
+    percent = math.ceil(1000.0 * best_guess(epsilon, delta, mu) - 1e-9) / 10.0
     return (
         f"An attacker who has to guess {guess}, both being equally likely beforehand, is right at most "
-        f"{best_guess_percent(epsilon, delta, mu)} of the time; a coin is right 50 %."
+        f"{min(percent, 100.0):.1f} % of the time; a coin is right 50 %."
     )

@@ -30,7 +30,7 @@ def test_sizes_class_counts_checksums_and_normalisation(name):
     dataset = load(name)
     spec = spec_named(name)
     assert dataset.train_images.shape == (spec.train_size, *spec.image_shape)
-    assert dataset.test_images.shape == (spec.test_size, *spec.image_shape)
+    assert dataset.test_inputs.shape == (spec.test_size, *spec.image_shape)
     train, test = CLASS_COUNTS[name]
     assert np.bincount(dataset.train_labels).tolist() == train
     assert np.bincount(dataset.test_labels).tolist() == test
@@ -50,7 +50,7 @@ def test_mnist_mini_is_the_cut_of_the_official_files():
     arrays, embedded = cut_mini(load("mnist")), load_dataset("mnist-mini")
     assert np.array_equal(arrays["train_images"], embedded.train_images[:, 0])
     assert np.array_equal(arrays["train_labels"], embedded.train_labels)
-    assert np.array_equal(arrays["test_images"], embedded.test_images[:, 0])
+    assert np.array_equal(arrays["test_images"], embedded.test_inputs[:, 0])
     assert np.array_equal(arrays["test_labels"], embedded.test_labels)
 
 

@@ -24,7 +24,7 @@ def dataset():
 
 def test_sizes_types_and_normalisation(dataset):
     assert dataset.train_images.shape == (10_000, 1, 28, 28)
-    assert dataset.test_images.shape == (2_000, 1, 28, 28)
+    assert dataset.test_inputs.shape == (2_000, 1, 28, 28)
     assert dataset.train_images.dtype == np.uint8
     assert dataset.train_labels.dtype == np.int64
     assert dataset.image_shape == (1, 28, 28)
@@ -48,7 +48,7 @@ def test_the_checksum_is_that_of_the_file_and_of_its_readme(dataset):
 
 
 def test_no_image_is_in_twice(dataset):
-    images = np.concatenate([dataset.train_images, dataset.test_images])
+    images = np.concatenate([dataset.train_images, dataset.test_inputs])
     assert len({image.tobytes() for image in images}) == len(images)
 
 

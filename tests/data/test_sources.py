@@ -20,7 +20,7 @@ def assert_same(dataset: Dataset, miniature) -> None:
     shape = miniature.spec.image_shape
     assert dataset.image_shape == shape
     for part in ("train", "test"):
-        images = getattr(dataset, f"{part}_images")
+        images = getattr(dataset, f"{part}_inputs")
         labels = getattr(dataset, f"{part}_labels")
         assert images.dtype == np.uint8
         assert labels.dtype == np.int64

@@ -94,11 +94,12 @@ def test_the_result_goes_to_stdout_and_the_log_without_its_colours_to_stderr(bri
 
 
 def test_settings_are_read_as_toml(bring_up, capsys):
-    bring_up(settings=['mode="repair"', "clip=0.5"], as_json=True)
+    """As those of `niss run`: a bare word is text."""
+    bring_up(settings=['mode="repair"', "clip=0.5", "report=r.json"], as_json=True)
     shown = capsys.readouterr()
-    assert json.loads(shown.out)["more"] == {"rounds": 2, "mode": "repair", "clip": 0.5}
+    assert json.loads(shown.out)["more"] == {"rounds": 2, "mode": "repair", "clip": 0.5, "report": "r.json"}
     with pytest.raises(ConfigError, match="--set"):
-        bring_up(settings=["mode=repair"])
+        bring_up(settings=["mode"])
 
 
 @pytest.mark.usefixtures("bring_up")

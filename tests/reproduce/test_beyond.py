@@ -154,7 +154,7 @@ def test_held_out_images_come_from_the_training_set_alone():
     cut = hold_out(whole)
     assert len(cut.train_labels) + len(cut.test_labels) == len(whole.train_labels)
     together = np.sort(
-        np.concatenate([cut.train_images, cut.test_images]).sum(axis=(1, 2, 3), dtype=np.int64)
+        np.concatenate([cut.train_images, cut.test_inputs]).sum(axis=(1, 2, 3), dtype=np.int64)
     )
     assert np.array_equal(together, np.sort(whole.train_images.sum(axis=(1, 2, 3), dtype=np.int64)))
     assert np.array_equal(hold_out(whole).test_labels, cut.test_labels)

@@ -18,13 +18,12 @@ else and pass it to `open` as `expected_head`; a ledger that lost that record is
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -203,16 +202,12 @@ class LedgerFile:
         self._append(line)
         return self._accept(replace(entry, hash=digest))
 
-    def to_csv(self) -> str:
-        """One line per charge and client, for spreadsheets; infinite mu is written as inf."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(CSV_COLUMNS)
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """One for each charge of each client, with what `CSV_COLUMNS` names."""
         for entry in self._entries:
             for client in sorted(entry.charges, key=client_order):
                 charge = entry.charges[client]
-                writer.writerow((entry.round, entry.attempt, client, charge.joint, charge.marginal))
-        return text.getvalue()
+                yield entry.round, entry.attempt, client, charge.joint, charge.marginal
 
     def to_json(self) -> dict[str, Any]:
         """Header, totals and charges as plain values; null where there is no finite number."""

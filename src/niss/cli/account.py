@@ -229,13 +229,13 @@ def _as_json(ledger: LedgerFile, client: str | None) -> dict[str, Any]:
 
 def _as_csv(ledgers: dict[str, LedgerFile], client: str | None, *, comparison: bool) -> str:
     """The charges of all ledgers in one table; those of a comparison have a first column with the method."""
+    from niss.accounting.ledger_file import CSV_COLUMNS
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for number, (label, ledger) in enumerate(ledgers.items()):
-        header, *rows = csv.reader(io.StringIO(ledger.to_csv()))
-        if number == 0:
-            writer.writerow(["method", *header] if comparison else header)
-        for row in rows:
+    writer.writerow(["method", *CSV_COLUMNS] if comparison else CSV_COLUMNS)
+    for label, ledger in ledgers.items():
+        for row in ledger.rows():
             if client in (None, row[2]):
                 writer.writerow([label, *row] if comparison else row)
     return text.getvalue()

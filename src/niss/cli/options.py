@@ -25,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from keyword import iskeyword
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -153,6 +154,21 @@ def from_options(*kinds: type[Any] | Flags, quiet: bool = False) -> Callable[[Ca
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """How a field is written on the command line, for messages about it."""
     return _flag(field.name, field.metadata)
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """The KEY=VALUE pairs of `--set`; a value is written as in TOML, and a bare word is a string."""
+    values: dict[str, Any] = {}
+    for setting in settings or []:
+        key, separator, text = (part.strip() for part in setting.partition("="))
+        if not separator:
+            hint = "for example --set privacy.epsilon=8"
+            raise ConfigError(f"expected KEY=VALUE, got {setting!r}", field="--set", hint=hint)
+        try:
+            values[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = text
+    return values
 
 
 def lazy_app(load: Callable[[], typer.Typer], **settings: Any) -> typer.Typer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing_extensions import Doc
 
 from niss.cli.errors import MissingPackageError, optional_packages
 from niss.cli.launch import on_all_gpus, rank
-from niss.cli.options import Flags, argument, flag_of, from_options, option
+from niss.cli.options import Flags, argument, flag_of, from_options, option, parse_settings
 from niss.cli.terminal import (
     RoundProgress,
     free_folder,
@@ -198,21 +197,6 @@ def _configure(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
     elif source.preset is not None:
         values = read_preset(source.preset)
     return override(values, {**given, **parse_settings(source.settings)})
-
-
-def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """The KEY=VALUE pairs of `--set`; a value is written as in TOML, and a bare word is a string."""
-    values: dict[str, Any] = {}
-    for setting in settings or []:
-        key, separator, text = (part.strip() for part in setting.partition("="))
-        if not separator:
-            hint = "for example --set privacy.epsilon=8"
-            raise ConfigError(f"expected KEY=VALUE, got {setting!r}", field="--set", hint=hint)
-        try:
-            values[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[key] = text
-    return values
 
 
 def _execute(work: Literal["run", "compare"], config: Config, output: RunOutput) -> None:

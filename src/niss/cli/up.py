@@ -20,7 +20,7 @@ import typer
 from typing_extensions import Doc
 
 from niss.claims import digits
-from niss.cli.options import argument, from_options, option
+from niss.cli.options import argument, from_options, option, parse_settings
 from niss.cli.terminal import kept_on_interrupt, print_json, say
 from niss.errors import ConfigError, NissError, PausedError
 from niss.files import SHARED, read_json, write_atomically, write_json
@@ -86,7 +86,7 @@ class UpOptions:
     app: Annotated[
         Path | None, Doc("The Flower app to run; without it one that is built in, which learns digits.")
     ] = option(None, metavar="FOLDER")
-    settings: Annotated[list[str] | None, Doc("A setting of the app, in TOML; may be repeated.")] = option(
+    settings: Annotated[list[str] | None, Doc("A setting of the app; may be repeated.")] = option(
         None, "--set", metavar="KEY=VALUE"
     )
     keep: Annotated[
@@ -130,7 +130,7 @@ def _prepared(folder: Path, options: UpOptions) -> tuple[Settings, Path, dict[st
         before = read_json(folder / _RUN)
         return Settings.of_folder(folder), Path(before["app"]), before["settings"]
     parts = Settings(nodes=options.nodes, tls=options.tls, tracker=options.tracker)
-    settings = {"rounds": options.rounds, **_parse(options.settings or [])}
+    settings = {"rounds": options.rounds, **parse_settings(options.settings)}
     app = options.app
     if app is None:
         settings = {**_FOR_FEW_NODES, **settings}
@@ -246,19 +246,6 @@ def _terminated_like_interrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _parse(settings: list[str]) -> dict[str, Any]:
-    """The settings of the app: unlike those of `niss run`, bare words are refused, as Flower does."""
-    values: dict[str, Any] = {}
-    for entry in settings:
-        try:
-            values |= tomllib.loads(entry)
-        except tomllib.TOMLDecodeError:
-            raise ConfigError(
-                f"expected KEY=VALUE in TOML, got {entry!r}", field="--set", hint='for example mode="repair"'
-            ) from None
-    return values
 
 
 def built_in_app(kind: str = "clients") -> Path:

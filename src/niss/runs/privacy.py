@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niss.claims import NO_GUARANTEE, NOT_APPLICABLE, best_guess_percent, digits, odds_in_words, rounded_up
+from niss.claims import NO_GUARANTEE, NOT_APPLICABLE, digits, odds_in_words, rounded_up
 from niss.errors import PrivacyError, RunFolderError
 from niss.files import LEDGER, PRIVACY, JsonObject
 from niss.runs.folder import MethodResult, find_number, read_object, read_report_input, section
@@ -68,7 +68,7 @@ class PromiseInWords:
 
     amount    epsilon and delta alone, or that there is no guarantee
     words     the guarantee, or that there is none
-    odds      what epsilon means to an attacker who has to guess; `guess` is the percentage alone
+    odds      what epsilon means to an attacker who has to guess
     trust     who has to be trusted for it, and who does not
     budget    what was fixed in advance, and how much of it is spent
     verified  what the ledger shows, checked just now
@@ -79,7 +79,6 @@ class PromiseInWords:
     amount: str
     words: str
     odds: str | None
-    guess: str | None
     trust: str | None
     budget: str | None
     verified: str | None
@@ -101,13 +100,11 @@ def promise_of(method: MethodResult) -> PromiseInWords | None:
     with suppress(RunFolderError):
         statement = read_object(method.folder / PRIVACY) or {}
     caveats = statement.get("caveats")
-    odds, guess = _odds(method, statement)
     return PromiseInWords(
         label=method.label,
         amount=_amount(method, statement),
         words=words,
-        odds=odds,
-        guess=guess,
+        odds=_odds(method, statement),
         trust=_trust(method),
         budget=_budget(method, statement),
         verified=_verified_ledger(method),
@@ -123,14 +120,14 @@ def _amount(method: MethodResult, statement: JsonObject) -> str:
     return f"ε = {rounded_up(method.epsilon_joint)}" + ("" if delta is None else f", δ = {digits(delta)}")
 
 
-def _odds(method: MethodResult, statement: JsonObject) -> tuple[str, str] | tuple[None, None]:
-    """The bound on a guess, as a sentence and alone; closer where charges are Gaussian and their mu is on record."""
+def _odds(method: MethodResult, statement: JsonObject) -> str | None:
+    """The bound on a guess; closer where charges are Gaussian and their mu is on record."""
     delta = find_number([statement], "delta")
     if method.epsilon_joint is None or delta is None:
-        return None, None
+        return None
     claim = (method.epsilon_joint, delta, find_number([statement], "mu_joint"))
     unit, relation = (str(statement.get(name) or usual) for name, usual in _HIDDEN.items())
-    return odds_in_words(*claim, unit=unit, relation=relation), best_guess_percent(*claim)
+    return odds_in_words(*claim, unit=unit, relation=relation)
 
 
 def _trust(method: MethodResult) -> str | None:
