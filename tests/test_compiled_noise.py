@@ -114,14 +114,6 @@ def test_every_length_and_place_in_a_stream(size: int, dtype: Any, counted: list
         np.testing.assert_array_equal(one, other)
 
 
-def test_one_end_compiled_the_other_not_cancel(counted: list[int]) -> None:
-    del counted
-    target = np.zeros(50_001, dtype=np.uint64)
-    SecretStream(SEEDS[1]).add_gaussian(target, 12345.678)
-    assert target.any()
-    assert not reference(target, [(SecretStream(SEEDS[1]), 12345.678, -1)]).any()
-
-
 def test_words_of_every_row(loop: normal_table.Loop) -> None:
     """Both ends of every segment, either sign, and the ends of the range; the tail is named and left alone."""
     starts = [(64 + part) << (octave - 6) for octave in range(40, 63) for part in range(64)]
