@@ -165,3 +165,15 @@ def test_typer_has_a_completion_script_for_each_shell(shell: str) -> None:
     done = run_python(code, "--show-completion", shell, **quietly)
     assert done.returncode == 0, done.stderr
     assert "_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(["rum"], "run"), (["attack", "jont"], "joint"), (["keys", "nw"], "new"), (["data", "lst"], "list")],
+)
+def test_the_command_that_was_meant_is_named_once(typed: list[str], meant: str) -> None:
+    from niss.cli import app as niss
+
+    result = CliRunner().invoke(niss, typed)
+    assert result.exit_code == 2
+    assert result.output.count(f"'{meant}'") == 1

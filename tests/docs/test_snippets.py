@@ -104,7 +104,7 @@ def _trimmed(text: str) -> list[str]:
 
 
 def own_model_and_data() -> dict[str, Any]:
-    """A small module, twenty clients of eight samples each, and a test set."""
+    """A small module, a hundred clients of eight samples each, and a test set."""
     import torch
 
     torch.manual_seed(1)
@@ -115,7 +115,7 @@ def own_model_and_data() -> dict[str, Any]:
 
     return {
         "my_module": torch.nn.Sequential(torch.nn.Linear(6, 2)),
-        "my_clients": [samples(8) for _ in range(20)],
+        "my_clients": [samples(8) for _ in range(100)],
         "my_test": samples(50),
     }
 

@@ -153,6 +153,12 @@ def test_a_folder_that_is_no_run_is_an_error_with_a_hint(tmp_path: Path, make: b
     assert caught.value.exit_code == 5
 
 
+def test_a_folder_that_is_nearly_named_is_suggested(demo: Path) -> None:
+    with pytest.raises(RunFolderError) as caught:
+        read_report_input(demo.with_name("dmo"))
+    assert caught.value.hint == "did you mean 'demo'?"
+
+
 def test_a_method_that_this_version_does_not_know_is_still_read(compare: Callable[..., Path]) -> None:
     folder = compare({"dp-fedavg": {"method": "method-of-tomorrow"}})
     method = read_report_input(folder).methods[2]

@@ -16,12 +16,13 @@ import typer
 from niss.cli import account, experiments, plan, services, simulate, up
 from niss.cli.errors import CRASHED, EXIT_CODES, INTERRUPTED, optional_packages, print_error, report_crash
 from niss.cli.launch import only_first_speaks, refuse_together
-from niss.cli.options import Quiet, examples, register
+from niss.cli.options import Commands, Quiet, examples, register
 from niss.cli.terminal import STATE
 from niss.errors import NissError
 
 app = typer.Typer(
     name="niss",
+    cls=Commands,
     help="Federated learning with noise that cancels, accounted in the joint view.",
     epilog=examples(
         "niss compare --preset demo --out runs/demo      a first look",

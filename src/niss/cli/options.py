@@ -55,6 +55,15 @@ def examples(*lines: str, more: str = "") -> str:
     return "\n\n".join(["Examples:", *(f"  {line}" for line in lines), *([more] if more else [])]) + "\n"
 
 
+class Commands(TyperGroup):
+    """A group that says once which command may have been meant: click and typer would both say it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return click.Group.resolve_command(self, ctx, args)
+
+
 def register(app: typer.Typer, name: str) -> Callable[[Command], Command]:
     """Make a function a command of `app`. Its docstring is the help; what follows a line `Examples:` is the epilog."""
 
@@ -177,7 +186,7 @@ def lazy_app(load: Callable[[], typer.Typer], **settings: Any) -> typer.Typer:
     settings   its help and epilog, as in typer
     """
 
-    class LazyGroup(TyperGroup):
+    class LazyGroup(Commands):
         _loaded: dict[str, click.Command] | None = None
 
         @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typing_extensions import Doc
 
-from niss.cli.options import Quiet, argument, examples, from_options, option, register
+from niss.cli.options import Commands, Quiet, argument, examples, from_options, option, register
 from niss.cli.terminal import (
     DownloadProgress,
     is_quiet,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 data_app = typer.Typer(
+    cls=Commands,
     help="List and get datasets.",
     epilog=examples("niss data list", "niss data get mnist"),
     no_args_is_help=True,
@@ -205,6 +206,7 @@ def ui_command(options: UiOptions) -> None:
 
 
 keys_app = typer.Typer(
+    cls=Commands,
     help="Make and show the identity of a client.",
     epilog=examples("niss keys new", "niss keys show"),
     no_args_is_help=True,

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
-from niss.errors import RunFolderError
+from niss.errors import RunFolderError, meant
 from niss.files import (
     DIAGNOSTICS,
     MANIFEST,
@@ -250,7 +250,9 @@ def read_report_input(folder: Path) -> ReportInput:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise RunFolderError(f"{folder} is not a folder", hint="give the folder that `niss` wrote the run to")
+        beside = [one.name for one in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        hint = meant(folder.name, beside) or "give the folder that `niss` wrote the run to"
+        raise RunFolderError(f"{folder} is not a folder", hint=hint)
     summary, manifest = read_object(folder / SUMMARY), read_object(folder / MANIFEST)
     if summary is not None:
         return _finished_comparison(folder, summary, manifest)
