@@ -90,6 +90,7 @@ def test_presets_load(name):
     assert config.name == name
     for method in config.methods:
         config.plan(method)
+    assert config.participations == {"demo": 6, "silos": 100, "paper": 1}[name]
 
 
 def test_the_paper_preset_has_the_papers_numbers():
@@ -99,10 +100,6 @@ def test_the_paper_preset_has_the_papers_numbers():
     assert drawn.own_variance[0] ** 0.5 == pytest.approx(0.00434, abs=5e-6)
     assert drawn.unit_variance == pytest.approx(drawn.own_variance[0] / 10)
     assert plan.heuristic
-
-
-def test_the_demo_takes_part_six_times():
-    assert preset("demo").participations == 6
 
 
 SIX = {"participants": 6}
@@ -126,6 +123,13 @@ REFUSED = [
     ({"training": {"participants": 1}}, "training.participants"),
     ({"privacy": {"delta": 1.5}}, "privacy.delta"),
     ({"methods": [{"label": "../up"}]}, "name of a folder"),
+    ({"model": {"name": "mpl"}}, r"model.name: .*'mpl'\)\nhint: did you mean 'mlp'\?"),
+    ({"model": {"hidden": [3, 0]}}, "model.hidden.1: Input should be greater than or equal to 1"),
+    *(
+        ({"training": {**SIX, name: value}}, f"training.{name}: Input should be")
+        for name, value in {"epochs": 0, "batch_size": 1.5, "learning_rate": 0.0, "momentum": 1.0, "weight_decay": -1e-9,
+                            "workers": 0, "device": "tpu"}.items()
+    ),
     # Clients and how they are drawn.
     ({"training": {"participants": 20}}, "training.participants: 20 in a round, but there are only 12 clients"),
     ({"privacy": {"epsilon": [1.0, 2.0]}}, "privacy.epsilon: 2 values for 12 clients"),

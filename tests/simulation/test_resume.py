@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import niss
 from niss.accounting.ledger_file import LedgerFile
@@ -166,6 +168,8 @@ def test_resuming_with_other_data_or_a_damaged_folder_is_refused(tmp_path, given
     fewer = [(inputs[:-1], labels[:-1]) for inputs, labels in given["clients"]]
     with pytest.raises(niss.errors.RunFolderError, match="other data"):
         niss.resume(tmp_path / "a", **{**given, "clients": fewer})
+    with pytest.raises(niss.errors.RunFolderError, match="another model"):
+        niss.resume(tmp_path / "a", **{**given, "model": nn.Linear(5, 3, dtype=torch.float64)})
     (tmp_path / "a" / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(niss.errors.RunFolderError, match="damaged"):
         niss.resume(tmp_path / "a", **given)

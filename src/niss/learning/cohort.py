@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from niss.checks import require_whole
 from niss.errors import ConfigError
 from niss.learning.local import (
     Evaluation,
@@ -150,8 +149,6 @@ class Cohort(ABC):
           modules by vmap where two clients on trial equal the reference, and a step of one does not fill the device;
           else the reference loop.
         """
-        if workers is not None:
-            require_whole(workers, field="workers", at_least=1)
         require_samples(inputs, labels)
         problem = Problem(module, layout, inputs.detach().contiguous(), labels)
         if plain or choose_device(device.partition(":")[0]) == "cpu":
@@ -201,10 +198,7 @@ class Cohort(ABC):
 
         A row is what `train_client` returns. On a GPU, modules that draw inside (Dropout) draw other masks than on the
         CPU, from the same stream.
-
-        Raises `ConfigError` for a job that cannot be trained, before any work starts.
         """
-        self._require_jobs(jobs)
         layout = self._problem.layout
         rows = torch.empty((len(jobs), layout.size), dtype=layout.dtype, device=self.device)
 
@@ -218,46 +212,6 @@ class Cohort(ABC):
 
         self.perform(work, jobs, take)
         return rows
-
-    def _require_jobs(self, jobs: Sequence[Job]) -> None:
-        """Refuse starts that are not a vector of the model, and samples that are not rows of the data.
-
-        Tensors that several jobs share are looked at once.
-        """
-        seen: set[int] = set()
-        for number, job in enumerate(jobs):
-            if id(job.start) not in seen:
-                self._require_start(job.start, f"jobs[{number}].start")
-            if id(job.samples) not in seen:
-                self._require_samples(job.samples, f"jobs[{number}].samples")
-            seen |= {id(job.start), id(job.samples)}
-
-    def _require_start(self, start: Tensor, field: str) -> None:
-        layout = self._problem.layout
-        layout.require_vector(start, field=field)
-        if start.dtype != layout.dtype or start.device.type not in ("cpu", self.device.type):
-            raise ConfigError(
-                f"must be {layout.dtype} on the CPU, not {start.dtype} on {start.device}",
-                field=field,
-                hint=f"start.to('cpu', {layout.dtype})",
-            )
-
-    def _require_samples(self, samples: Tensor, field: str) -> None:
-        if samples.ndim != 1 or samples.dtype != torch.int64:
-            raise ConfigError(
-                f"must be a 1-D int64 tensor of row numbers, not {samples.dtype} of shape {tuple(samples.shape)}",
-                field=field,
-            )
-        if not len(samples):
-            raise ConfigError("no samples", field=field, hint="leave clients without data out of the round")
-        lowest, highest = map(int, samples.aminmax())
-        if lowest < 0 or highest >= len(self._problem.labels):
-            raise ConfigError(
-                f"row {lowest if lowest < 0 else highest} does not exist, the data have rows 0 to "
-                f"{len(self._problem.labels) - 1}",
-                field=field,
-                hint="samples are row numbers into the inputs the cohort was made with",
-            )
 
 
 def choose_device(wanted: str, *, field: str = "device") -> str:

@@ -25,7 +25,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from niss.checks import require_real, require_whole
 from niss.errors import ConfigError
 from niss.randomness import SimStream
 
@@ -147,9 +146,7 @@ class FlatLayout:
 class LocalTraining:
     """Local SGD: `epochs` passes in batches of `batch_size`; the update rule is torch.optim.SGD's.
 
-    learning_rate  above 0
-    momentum       in [0, 1)
-    weight_decay   0 or above; added to the gradient as weight_decay * w
+    What each may be is said where it is set (`niss.simulation.sections`); `weight_decay * w` is added to the gradient.
     """
 
     epochs: int = 5
@@ -158,13 +155,6 @@ class LocalTraining:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        require_whole(self.epochs, field="epochs", at_least=1)
-        require_whole(self.batch_size, field="batch_size", at_least=1)
-        require_real(self.learning_rate, field="learning_rate", zero_allowed=False)
-        require_real(self.momentum, field="momentum", below=1.0)
-        require_real(self.weight_decay, field="weight_decay")
-
 
 def batch_order(count: int, settings: LocalTraining, stream: SimStream) -> Iterator[LongTensor]:
     """The sample numbers of each batch, epoch after epoch: the one source of order for every engine.
@@ -172,7 +162,6 @@ def batch_order(count: int, settings: LocalTraining, stream: SimStream) -> Itera
     Epoch e runs through `stream.child("epoch", e).generator().permutation(count)` in pieces of
     `batch_size`; the last piece of an epoch may be short. `count` is the number of samples, at least 1.
     """
-    require_whole(count, field="count", at_least=1)
     for epoch in range(settings.epochs):
         permutation = stream.child("epoch", epoch).generator().permutation(count)
         order = torch.from_numpy(permutation.astype(np.int64, copy=False))
@@ -296,7 +285,6 @@ def evaluate(module: nn.Module, images: Tensor, labels: Tensor, *, batch_size: i
     it, and is reported as inf or nan when it is. The accuracy is always a number: where a nan is among the logits
     there is no prediction, which counts as wrong. `batch_size` bounds the memory and changes the last bits at most.
     """
-    require_whole(batch_size, field="batch_size", at_least=1)
     highest_label = require_samples(images, labels)
     scores = score(module, images, labels, batch_size=batch_size, highest_label=highest_label)
     return Evaluation.of(scores, labels)

@@ -22,8 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from niss.checks import require_one_of, require_whole
-from niss.errors import ConfigError, meant
+from niss.errors import ConfigError
 from niss.learning.local import seeded_torch
 from niss.learning.stackable import Cell, gru_cell, lstm_cell
 from niss.randomness import SimStream
@@ -326,12 +325,6 @@ class ImageSamples:
 
     shape: tuple[int, int, int]
 
-    def __post_init__(self) -> None:
-        if len(self.shape) != 3:
-            raise ConfigError(f"must be (channels, height, width), not {self.shape!r}", field="samples.shape")
-        for extent in self.shape:
-            require_whole(extent, field="samples.shape", at_least=1)
-
 
 @dataclass(frozen=True)
 class TokenSamples:
@@ -339,10 +332,6 @@ class TokenSamples:
 
     length: int
     vocabulary: int
-
-    def __post_init__(self) -> None:
-        require_whole(self.length, field="samples.length", at_least=1)
-        require_whole(self.vocabulary, field="samples.vocabulary", at_least=2)
 
 
 Samples = ImageSamples | TokenSamples
@@ -419,18 +408,15 @@ MODEL_NAMES = tuple(_RECIPES)
 
 
 def accepts(name: str, samples: Samples) -> bool:
-    """Whether there is a model of this name, and it takes samples of this kind."""
-    return name in _RECIPES and isinstance(samples, _RECIPES[name].takes)
+    """Whether the model of this name takes samples of this kind."""
+    return isinstance(samples, _RECIPES[name].takes)
 
 
 def check_model(name: str, samples: Samples, **sizes: Any) -> None:
-    """Raise `ConfigError` for an unknown name, samples that the model cannot take, and sizes it has no use for or that
-    are no whole numbers; None leaves the default."""
-    recipe = _RECIPES.get(name)
-    if recipe is None:
-        near = meant(name, MODEL_NAMES) or ""
-        hint = f"{near} the models are: {', '.join(MODEL_NAMES)}".strip()
-        raise ConfigError(f"no model is called {name!r}", field="model.name", hint=hint)
+    """Raise `ConfigError` for samples that the model cannot take, and for sizes it has no use for; None leaves the
+    default. Names and ranges are those of `ModelConfig`, which has checked them.
+    """
+    recipe = _RECIPES[name]
     if not accepts(name, samples):
         fit = [other for other in MODEL_NAMES if accepts(other, samples)]
         raise ConfigError(
@@ -439,20 +425,13 @@ def check_model(name: str, samples: Samples, **sizes: Any) -> None:
             hint=f"choose one of: {', '.join(fit)}; or other data",
         )
     for size, value in sizes.items():
-        if value is None:
-            continue
-        if size not in recipe.sizes:
+        if value is not None and size not in recipe.sizes:
             users = [other for other, its in _RECIPES.items() if size in its.sizes]
             raise ConfigError(
                 f"{name!r} has no such setting",
                 field=f"model.{size}",
                 hint=f"leave it out, or use model.name = {' or '.join(map(repr, users))}",
             )
-        if size == "activation":
-            require_one_of(value, ("relu", "tanh"), field="model.activation")
-            continue
-        for number in value if isinstance(value, tuple) else (value,):
-            require_whole(number, field=f"model.{size}", at_least=1)
 
 
 def build_model(
@@ -467,7 +446,7 @@ def build_model(
 
     name      one of `MODEL_NAMES`
     samples   what a sample looks like
-    classes   how many classes there are, at least 2
+    classes   how many classes there are
     stream    the source of the initial weights
 
     sizes     those that may be chosen; None leaves the default, and a model refuses those it has no use for:
@@ -479,7 +458,6 @@ def build_model(
       activation cnn: relu, or tanh for the smaller network that suits clipped gradients (relu)
     """
     check_model(name, samples, **sizes)
-    require_whole(classes, field="classes", at_least=2)
     given = {size: value for size, value in sizes.items() if value is not None}
     with seeded_torch(stream):
         return _RECIPES[name].build(samples, classes, **_RECIPES[name].sizes | given)

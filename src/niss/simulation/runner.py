@@ -121,7 +121,8 @@ def resume(
     with joined(path) as ranks:
         manifest = _begun(path, ranks)
         config, inputs = gather(make_config(manifest["config"]), model, clients, test)
-        if manifest.get("data") != inputs.data or manifest.get("model_parameters") != inputs.layout.size:
+        now = make_manifest(manifest["kind"], config, inputs, "")
+        if any(manifest.get(name) != now[name] for name in ("data", "model_parameters", "precision")):
             raise RunFolderError(
                 f"{path} was begun with other data or another model",
                 hint="resume with the data, the datasets and the model the run was begun with",
