@@ -59,7 +59,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(4, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=self.output.weight.dtype)
+        weight = self.output.weight
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, weight.device, weight.dtype)
         logits: Tensor = self.output(self.layer(self.table(tokens), src_mask=mask, is_causal=True))
         return logits
 

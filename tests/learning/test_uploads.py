@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,24 +34,39 @@ def _rows() -> np.ndarray:
     return rows
 
 
-def _on_device(rows: np.ndarray) -> DeviceUploads:
-    return DeviceUploads(torch.from_numpy(rows.copy()))
+def _on(device: str, rows: np.ndarray) -> DeviceUploads:
+    return DeviceUploads(torch.from_numpy(rows.copy()).to(device))
 
 
+ON_DEVICES = [
+    pytest.param(partial(_on, "cpu"), id="stand-in"),
+    pytest.param(
+        partial(_on, "cuda"),
+        id="cuda",
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    ),
+]
+on_devices = pytest.mark.parametrize("on_device", ON_DEVICES)
+everywhere = pytest.mark.parametrize("make", [pytest.param(HostUploads, id="host"), *ON_DEVICES])
+Make = Callable[[np.ndarray], HostUploads]
+
+
+@on_devices
 @pytest.mark.parametrize("clipping", ["none", "l2", "elements"])
-def test_bounds_like_the_processor(clipping: str) -> None:
+def test_bounds_like_the_processor(clipping: str, on_device: Make) -> None:
     rows, weights = _rows(), np.linspace(0.1, 1.0, CLIENTS)
     rows[3, 7], rows[69, 0], rows[40, 5] = np.nan, np.inf, -np.inf
-    here, there = HostUploads(rows.copy()), _on_device(rows)
+    here, there = HostUploads(rows.copy()), on_device(rows)
     assert here.bound(clipping, 0.3, weights) == there.bound(clipping, 0.3, weights) == 3
     np.testing.assert_allclose(there.rows(), here.rows(), rtol=3e-6, atol=1e-9)
     assert not there.rows()[[3, 40, 69]].any()
 
 
-def test_no_row_is_longer_than_the_clip() -> None:
+@on_devices
+def test_no_row_is_longer_than_the_clip(on_device: Make) -> None:
     for scale in (1e-30, 1.0, 1e30):
         rows = (_rows() * np.float32(scale)).astype(np.float32)
-        there = _on_device(rows)
+        there = on_device(rows)
         clip = 0.37 * scale
         there.bound("l2", clip, np.ones(CLIENTS))
         norms = [l2_norm(row) for row in there.rows()]
@@ -59,19 +75,18 @@ def test_no_row_is_longer_than_the_clip() -> None:
         assert min(norms[number] for number in long) > clip * (1.0 - 1e-6)
 
 
-def test_totals_are_sums_in_float64() -> None:
+@on_devices
+def test_totals_are_sums_in_float64(on_device: Make) -> None:
     rows = _rows()
     rows[0], rows[1] = 3e7, -3e7
-    np.testing.assert_allclose(_on_device(rows).total(), HostUploads(rows).total(), rtol=1e-12, atol=1e-7)
+    np.testing.assert_allclose(on_device(rows).total(), HostUploads(rows).total(), rtol=1e-12, atol=1e-7)
     some = np.array([0, 2], dtype=np.int64)
-    for uploads in (_on_device(rows), HostUploads(rows)):
+    for uploads in (on_device(rows), HostUploads(rows)):
         np.testing.assert_allclose(uploads.total(some), rows[some].sum(axis=0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [HostUploads, lambda rows: DeviceUploads(torch.from_numpy(rows))])
-def test_carried_noise_has_its_law_and_cancels_one_round_later(
-    make: Callable[[np.ndarray], HostUploads],
-) -> None:
+@everywhere
+def test_carried_noise_has_its_law_and_cancels_one_round_later(make: Make) -> None:
     """Two rounds that have one vector in common, one row left out of the first; then single edges, at both ends."""
     seats, coordinates, gap = np.array([0, 1, 3, 4], dtype=np.int64), 60_000, SimStream(1).child("gap")
     rounds = [make(np.zeros((5, coordinates), dtype=np.float32)) for _ in range(2)]
@@ -94,8 +109,8 @@ def test_carried_noise_has_its_law_and_cancels_one_round_later(
     assert not blank.rows().any()
 
 
-@pytest.mark.parametrize("make", [HostUploads, lambda rows: DeviceUploads(torch.from_numpy(rows))])
-def test_own_noise_has_its_deviation_and_is_repeatable(make: Callable[[np.ndarray], HostUploads]) -> None:
+@everywhere
+def test_own_noise_has_its_deviation_and_is_repeatable(make: Make) -> None:
     deviations = np.linspace(0.0, 2.0, CLIENTS)
     drawn = []
     for seed in (1, 1, 2):
@@ -110,16 +125,17 @@ def test_own_noise_has_its_deviation_and_is_repeatable(make: Callable[[np.ndarra
     assert not drawn[0][0].any()
 
 
-def test_shares_cancel_and_the_factors_kept_are_those_of_the_processor() -> None:
+@on_devices
+def test_shares_cancel_and_the_factors_kept_are_those_of_the_processor(on_device: Make) -> None:
     graph = ShareGraph.complete(5)
     zeros = np.zeros((5, 10_001), dtype=np.float32)
-    there = _on_device(zeros)
+    there = on_device(zeros)
     options = {"unit_variance": 1.0, "stream": SimStream(8)}
     assert there.add_shares(graph, tau2=0.0, distortion="additive", **options) is None
     assert np.abs(there.total()).max() < 1e-4
     # Variance 8 from 50,005 correlated draws: 0.3 is more than five deviations.
     assert abs(float(there.rows().var()) - 8.0) < 0.3
-    kept_there = _on_device(zeros)
+    kept_there = on_device(zeros)
     kept_here = HostUploads(zeros.copy())
     found = [
         one.add_shares(graph, tau2=0.1, distortion="coordinate", keep_factors=True, **options)

@@ -127,8 +127,10 @@ REFUSED = [
     ({"model": {"hidden": [3, 0]}}, "model.hidden.1: Input should be greater than or equal to 1"),
     *(
         ({"training": {**SIX, name: value}}, f"training.{name}: Input should be")
-        for name, value in {"epochs": 0, "batch_size": 1.5, "learning_rate": 0.0, "momentum": 1.0, "weight_decay": -1e-9,
-                            "workers": 0, "device": "tpu"}.items()
+        for name, value in {
+            "epochs": 0, "batch_size": 1.5, "learning_rate": 0.0, "momentum": 1.0, "weight_decay": -1e-9,
+            "workers": 0, "device": "tpu",
+        }.items()
     ),
     # Clients and how they are drawn.
     ({"training": {"participants": 20}}, "training.participants: 20 in a round, but there are only 12 clients"),

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from niss.errors import ConfigError
 from niss.mechanism.clipping import bit_weight, room, was_short
-from niss.mechanism.shares import Common, Distortion, Edges, distortion_named
+from niss.mechanism.shares import Common, Distortion, Edges, distortion_named, per_client
 from niss.randomness import SimStream
 from niss.simulation.uploads import Clipping, HostUploads, IntArray, Rows, Seats
 
@@ -108,21 +107,42 @@ class DeviceUploads:
         self,
         edges: Edges,
         *,
+        unit_variance: float,
+        tau2: ArrayLike,
         distortion: str | Distortion,
+        stream: SimStream,
         keep_factors: bool = False,
-        **settings: Any,
     ) -> Rows | None:
         """As `niss.mechanism.add_shares`; where factors per coordinate are to be kept, the processor does the work."""
-        if keep_factors and distortion_named(distortion).per_coordinate:
+        kind = distortion_named(distortion)
+        if keep_factors and kind.per_coordinate:
             rows = self.rows()
             factors = HostUploads(rows, self._seats).add_shares(
-                edges, distortion=distortion, keep_factors=True, **settings
+                edges,
+                unit_variance=unit_variance,
+                tau2=tau2,
+                distortion=kind,
+                stream=stream,
+                keep_factors=True,
             )
             self._rows.copy_(torch.from_numpy(rows))
             return factors
-        return add_shares_on_device(
-            self._rows, edges, distortion=distortion, seats=self._seats.mine, **settings
+        tau = np.sqrt(per_client(tau2, edges.size, "tau2"))
+        scales = np.ones(edges.senders.size)
+        if kind.one_factor:
+            draws = stream.child("scales").generator().standard_normal(scales.size)
+            scales += tau[edges.receivers] * draws
+        noise = _Noise(
+            deviations=np.sqrt(edges.weights * unit_variance),
+            factors=scales,
+            taus=tau[edges.receivers] * kind.per_coordinate,
+            residuals=tau * np.sqrt(unit_variance * edges.in_weight) * kind.additive,
+            seed=stream.child("shares").torch_seed(),
         )
+        if self._seats.mine.size:
+            add = _add_fused if _triton_installed() else _add_plain
+            add(self._rows, edges, self._seats.mine, noise)
+        return scales if kind.one_factor else None
 
     @torch.no_grad()
     def add_spread(
@@ -191,62 +211,6 @@ class _Noise:
     taus: _FloatArray
     residuals: _FloatArray
     seed: int
-
-
-def add_shares_on_device(
-    uploads: Tensor,
-    edges: Edges,
-    *,
-    unit_variance: float,
-    tau2: ArrayLike,
-    distortion: str | Distortion,
-    stream: SimStream,
-    seats: NDArray[np.int64] | None = None,
-    triton: bool | None = None,
-) -> NDArray[np.float64] | None:
-    """Add the shares of all edges and their distortion to `uploads` (m x h, on a CUDA device), in place.
-
-    edges          the share graph, or some of its edges
-    unit_variance  sigma^2, the variance of a share of weight 1 in each coordinate
-    tau2           the distortion of received shares, one number or one per client
-    seats          the client of each row; None: all clients of the graph, in order
-    triton         False asks for plain torch, edge by edge: the same distribution from other numbers
-
-    Returns the factors `s_e` where a share has one factor, else None: a factor per coordinate is never kept.
-    """
-    seats = np.arange(edges.size) if seats is None else seats
-    if uploads.ndim != 2 or len(uploads) != seats.size or not uploads.is_contiguous():
-        raise ConfigError(
-            f"shape {tuple(uploads.shape)} is not one contiguous row for each of {seats.size} clients",
-            field="uploads",
-        )
-    if not math.isfinite(unit_variance) or unit_variance < 0.0:
-        raise ConfigError(f"must be finite and not negative, not {unit_variance!r}", field="unit_variance")
-    kind = distortion_named(distortion)
-    variances = np.asarray(tau2, dtype=np.float64)
-    if (
-        variances.shape not in ((), (1,), (edges.size,))
-        or not (np.isfinite(variances) & (variances >= 0.0)).all()
-    ):
-        raise ConfigError(
-            f"needs finite numbers, not negative: one, or one per client ({edges.size})", field="tau2"
-        )
-    tau = np.sqrt(np.broadcast_to(variances, (edges.size,)))
-    factors = np.ones(edges.senders.size)
-    if kind.one_factor:
-        draws = stream.child("scales").generator().standard_normal(factors.size)
-        factors += tau[edges.receivers] * draws
-    noise = _Noise(
-        deviations=np.sqrt(edges.weights * unit_variance),
-        factors=factors,
-        taus=tau[edges.receivers] * kind.per_coordinate,
-        residuals=tau * np.sqrt(unit_variance * edges.in_weight) * kind.additive,
-        seed=stream.child("shares").torch_seed(),
-    )
-    fused = _triton_installed() if triton is None else triton
-    if seats.size:
-        (_add_fused if fused else _add_plain)(uploads, edges, seats, noise)
-    return factors if kind.one_factor else None
 
 
 @cache
