@@ -109,9 +109,10 @@ def test_quiet_leaves_the_result_alone(in_pipe: InPipe, arguments: list[str]) ->
 
 
 def test_quiet_may_stand_behind_a_long_command(in_pipe: InPipe) -> None:
-    done = in_pipe(*RUN, "-q", "--json")
+    done = in_pipe(*RUN, "--tau2", "0.3", "-q", "--json")
     assert done.stderr == ""
-    assert json.loads(done.stdout)["method"] == "niss"
+    result = json.loads(done.stdout)
+    assert (result["method"], result["tau2"]) == ("niss", pytest.approx(0.3))
 
 
 def test_quiet_shows_nothing_that_moves_in_a_terminal(in_terminal: InTerminal) -> None:

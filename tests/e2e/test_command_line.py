@@ -17,10 +17,6 @@ from cli.terminals import run_python
 from niss.claims import digits
 
 NISS = Path(sys.executable).with_name("niss")
-README_RUN = [
-    *("run", "--dataset", "mnist-mini", "--model", "mlp", "--split", "iid", "--method", "niss"),
-    *("--tau2", "0.3", "--rounds", "2", "--seed", "1"),
-]
 SMALL = ["--clients", "40", "--participants", "10"]
 SMALL += ["--set", "data.samples_per_client=20", "--set", "model.hidden=[8]"]
 PLAN = [
@@ -57,17 +53,6 @@ def niss(
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-
-
-def test_run_as_in_the_readme(tmp_path):
-    done = niss(*README_RUN, *SMALL, "--out", "runs/a", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["method"] == "niss"
-    assert result["tau2"] == pytest.approx(0.3)
-    assert "round 2/2" in done.stderr
-    assert "report: runs/a/report.html" in done.stderr
-    assert (tmp_path / "runs/a/report.html").read_text().startswith("<!DOCTYPE html>")
 
 
 def test_run_from_a_file_prints_a_table_on_stdout(tmp_path):
