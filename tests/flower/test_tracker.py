@@ -172,11 +172,10 @@ class TestATrackerThatIsAway:
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
-        from niss.flower import state
-        from niss.tracker import client
+        from niss.tracker import client, coordinator
 
         monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.01)
-        monkeypatch.setattr(state, "_PAUSE", 0.05)
+        monkeypatch.setattr(coordinator, "_PAUSE", 0.05)
 
     def killed_in(self, service, grid: FakeGrid, stage: str) -> None:
         if stage == "start":
@@ -234,7 +233,7 @@ class TestATrackerThatIsAway:
 
     @pytest.mark.parametrize(("stage", "what"), [("start", "the run"), ("enrol", "round 1")])
     def test_for_a_while_costs_no_round(self, service, monkeypatch, flower_log, stage, what):
-        from niss.flower import state
+        from niss.tracker import coordinator
 
         grid, server = service.grid(), service.strategy(patience=60.0)
         self.killed_in(service, grid, stage)
@@ -246,7 +245,7 @@ class TestATrackerThatIsAway:
                 service.start()
 
         clock = SimpleNamespace(monotonic=time.monotonic, sleep=come_back)
-        monkeypatch.setattr(state, "time", clock)
+        monkeypatch.setattr(coordinator, "time", clock)
         run(server, grid, 2)
         assert waited
         assert f"niss: {what} waits, for at most" in flower_log.text

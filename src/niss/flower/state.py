@@ -21,12 +21,11 @@ import io
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
@@ -37,7 +36,6 @@ from niss.errors import ConfigError, PausedError, RunFolderError
 from niss.files import SHARED, lock_file, read_private, write_atomically
 from niss.protocol import Identity, SecretBytes, load_identity
 from niss.session.books import RunState
-from niss.session.ports import CoordinatorAway
 from niss.session.proposal import IN_HEX
 from niss.session.server import Session
 from niss.session.store import make_folder, require_private
@@ -48,10 +46,7 @@ _STATE = "state.json"
 _DAMAGED = "restore the folder from a copy, or start a new run in a new one"
 # What Flower's strategies that average carry from round to round: FedAdam, FedYogi and FedAdagrad, and FedAvgM.
 _MOMENTS = ("m_t", "v_t", "momentum_vector")
-# Seconds after which a tracker that is away is asked again; it was asked several times before that.
-_PAUSE = 2.0
 
-Value = TypeVar("Value")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Named = dict[str, NDArray[Any]]
 MetricsByRound = dict[str, dict[int, MetricRecord]]
@@ -184,9 +179,8 @@ class KeptRun:
         resume: str | Path | None,
         report: str | Path | None,
         key: str | Path | None,
-        patience: float,
     ) -> None:
-        self._inner, self._patience = inner, patience
+        self._inner = inner
         self._folder = None if resume is None else ServerFolder(Path(resume))
         self._report = None if report is None else Path(report)
         if self._report is not None and not self._report.parent.is_dir():
@@ -229,26 +223,12 @@ class KeptRun:
         LOG.info("niss: going on after round %d of %d", self._done, self._rounds)
         return saved.session, model
 
-    def patiently(self, what: str, begin: Callable[[], Value]) -> Value:
-        """What `begin` gives; while the tracker is away it is tried again, up to `patience`, and then the run pauses.
-
-        Nobody has paid for what did not begin.
-        """
-        ends = time.monotonic() + self._patience
-        while True:
-            try:
-                return begin()
-            except CoordinatorAway as error:
-                why, left = getattr(error, "detail", error.message), ends - time.monotonic()
-            if left <= 0.0:
-                self.paused = f"{what} could not begin for {self._patience:g} seconds: {why}"
-                saved = "start again with the same settings, and the run goes on"
-                lost = "without `resume` the run was not saved, and is over"
-                raise PausedError(
-                    self.paused, hint=f"nobody has paid for it; {lost if self._folder is None else saved}"
-                )
-            LOG.warning("niss: %s waits, for at most %.0f seconds more: %s", what, left, why)
-            time.sleep(min(_PAUSE, left))
+    def pause(self, why: str) -> PausedError:
+        """The run waits to be gone on with, for this reason; nobody has paid for what did not begin."""
+        self.paused = why
+        saved = "start again with the same settings, and the run goes on"
+        lost = "without `resume` the run was not saved, and is over"
+        return PausedError(why, hint=f"nobody has paid for it; {lost if self._folder is None else saved}")
 
     def begin_with(self, arrays: ArrayRecord, session: Session) -> None:
         """Save the run with the model that it begins with, unless it is saved."""

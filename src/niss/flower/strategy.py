@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -75,11 +75,12 @@ from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own
 from niss.session.ports import Coordinator, CoordinatorAway, Relay, Reply, Request, Stage
 from niss.session.proposal import Setup, read_proposal, require_deadline, require_proposable
 from niss.session.server import Session, drive
-from niss.tracker.coordinator import Tracked
+from niss.tracker.coordinator import Tracked, patiently
 
 LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
 ACCOUNTING = "niss-gaussian-joint-view"
+Value = TypeVar("Value")
 
 
 class _SpentError(Exception):
@@ -159,7 +160,7 @@ class NissStrategy(Strategy):
         check_settings(self._weight, self._metrics, tracker=tracker, key=key)
         guard_metrics(strategy)
         self.inner, self._own = strategy, own_hooks(strategy)
-        self._kept = KeptRun(strategy, resume=resume, report=report, key=key, patience=patience)
+        self._kept = KeptRun(strategy, resume=resume, report=report, key=key)
         self._coordinator: Coordinator = (
             Relay() if tracker is None else Tracked(tracker, self._kept.identity, ca=tracker_ca)
         )
@@ -171,7 +172,7 @@ class NissStrategy(Strategy):
             # Refused now where they are too few, and not when they train.
             self._given.assumed(self._participants)
         self._coalition = None if coalition is None else load_coalition(Path(coalition))
-        self._stage_timeout, self._on_hopeless = stage_timeout, on_hopeless
+        self._stage_timeout, self._patience, self._on_hopeless = stage_timeout, patience, on_hopeless
         self._sent: list[Message] = []
         self._asked_at = 0.0
         self._begun: Session | None = None
@@ -338,7 +339,14 @@ class NissStrategy(Strategy):
             if isinstance(session.refused, CoordinatorAway):
                 raise session.refused
 
-        self._kept.patiently(f"round {number}", opened)
+        self._patiently(f"round {number}", opened)
+
+    def _patiently(self, what: str, begin: Callable[[], Value]) -> Value:
+        """What `begin` gives, once the tracker is there; where it stays away the run pauses (`PausedError`)."""
+        try:
+            return patiently(what, begin, self._patience, say=partial(LOG.warning, "niss: %s"))
+        except CoordinatorAway as error:
+            raise self._kept.pause(error.message) from None
 
     def _foresee(self, number: int) -> None:
         """Say, before anyone pays for a round, what will become of the run; stop it where that is wanted."""
@@ -465,7 +473,7 @@ class NissStrategy(Strategy):
             deadline=self._deadline,
         )
         begin = partial(Session, setup, identity=self._kept.identity, coordinator=self._coordinator)
-        self._begun = self._kept.patiently("the run", partial(begin, save=self._kept.save, saved=saved))
+        self._begun = self._patiently("the run", partial(begin, save=self._kept.save, saved=saved))
         self._sent.clear()
         return self._begun
 

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from niss.errors import NissError, RemoteProtocolError
 from niss.protocol import Beacon, Identity, Participant, Prekey
-from niss.session.ports import USELESS, SeatsRefused
+from niss.session.ports import USELESS, CoordinatorAway, SeatsRefused
 from niss.session.proposal import Proposal
 from niss.tracker.api import Attempt
 from niss.tracker.client import TrackerClient, TrackerRefused, TrackerUnavailable
+
+# Seconds after which a tracker that is away is asked again; it was asked several times before that.
+_PAUSE = 2.0
+
+T = TypeVar("T")
+
+
+def patiently(what: str, begin: Callable[[], T], patience: float, *, say: Callable[[str], None]) -> T:
+    """What `begin` gives; while the coordinator is away it is tried again, for up to `patience` seconds.
+
+    what  is to begin, in words; then `CoordinatorAway` says so
+    say   told whenever it waits
+    """
+    ends = time.monotonic() + patience
+    while True:
+        try:
+            return begin()
+        except CoordinatorAway as error:
+            why, left = getattr(error, "detail", error.message), ends - time.monotonic()
+        if left <= 0.0:
+            raise CoordinatorAway(f"{what} could not begin for {patience:g} seconds: {why}")
+        say(f"{what} waits, for at most {left:.0f} seconds more: {why}")
+        time.sleep(min(_PAUSE, left))
 
 
 class Tracked:
