@@ -1,15 +1,22 @@
-"""What a log may say of an error: all of it, less everything that could be key material or a password.
+"""What is not to be seen: secrets, what a log would say of an error, and signs that do more than show.
 
-That is byte strings, long runs of digits, hex or base64, long lists of numbers, and the password in an address. A
-traceback names files, lines and functions, never the values of variables. What a peer says passes `printable`.
+**Secrets** (`Secret`, `SecretBytes`) do not show themselves: not in a repr, a format, a pickle, a copy or a traceback's
+locals. What is promised is that they are never shown by accident. It is no protection against code that asks for the
+bytes, and Python cannot wipe memory: a dropped secret may stay there until it is written over.
+
+**A log** may say all of an error, less everything that could be key material or a password: byte strings, long runs of
+digits, hex or base64, long lists of numbers, and the password in an address. A traceback names files, lines and
+functions, never the values of variables. What a peer says passes `printable`.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import traceback
 import unicodedata
+from typing import Any, NoReturn, Self, SupportsIndex, overload
 
 REDACTED = "[redacted]"
 _LONGEST_REASON = 500
@@ -21,6 +28,67 @@ _HEX = re.compile(r"(?<![0-9a-zA-Z])(?:0x)?[0-9a-fA-F]{24,}")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{40,}={0,2}")
 _NUMBERS = re.compile(r"(?:[-+]?[\d.][\de.+-]*[\s,]+){11,}[-+]?[\d.][\de.+-]*")
 _PASSWORD = re.compile(r"(?<=://)[^\s/@]+(?=@)")
+
+
+class Secret:
+    """A base for whatever holds a secret: its repr is its type alone, and pickling or copying is a TypeError.
+
+    A subclass that lets something public show (an identity its fingerprint) overrides `__repr__`; `str` and `format`
+    follow it.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: hidden>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __format__(self, spec: str, /) -> str:
+        return format(repr(self), spec)
+
+    def __reduce_ex__(self, _: SupportsIndex, /) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} holds a secret and cannot be pickled or copied")
+
+    def _refuse_copy(self, *_: Any) -> NoReturn:
+        self.__reduce_ex__(0)
+
+    # Each by its own name: copy, deepcopy and the protocols of pickle look for different ones.
+    __reduce__ = __getstate__ = __copy__ = __deepcopy__ = _refuse_copy
+
+
+class SecretBytes(Secret, bytes):
+    """Bytes that do not show themselves, and are compared in constant time.
+
+    They are bytes wherever bytes are wanted (hashing, encryption, writing to a file). Slices and sums stay
+    hidden; `bytes(secret)` and `secret.hex()` reveal, and are to be written only where that is meant.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return hmac.compare_digest(self, other) if isinstance(other, bytes) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not hmac.compare_digest(self, other) if isinstance(other, bytes) else NotImplemented
+
+    __hash__ = bytes.__hash__
+
+    @overload
+    def __getitem__(self, key: SupportsIndex, /) -> int: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> Self: ...
+    def __getitem__(self, key: SupportsIndex | slice, /) -> int | Self:
+        if isinstance(key, slice):
+            return type(self)(super().__getitem__(key))
+        return super().__getitem__(key)
+
+    def __add__(self, other: Any, /) -> Self:
+        return type(self)(super().__add__(other))
+
+    def __radd__(self, other: bytes, /) -> Self:
+        return type(self)(b"".join((other, self)))
 
 
 def safe_traceback(error: BaseException) -> str:

@@ -33,9 +33,9 @@ from hypothesis.stateful import (
 from niss.accounting import DrawnAccount, LedgerFile, LedgerHeader, Plan, make_terms
 from niss.errors import NissError
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.curve import SecretBytes
 from niss.protocol.keys import PrekeyStore, link_of
 from niss.protocol.messages import Beacon, Participant, RevealRequest, RoundOpen, Terms, encode
+from niss.redaction import SecretBytes
 from support.protocol_round import Federation, resigned
 from support.what_left import Held, Pool, effective_variance, spoilt
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from niss.errors import RemoteProtocolError
-from niss.protocol import committee, curve
+from niss.protocol import committee, keys
 from niss.protocol.agreement import Agreed, agree
 from niss.protocol.committee import MemberStatement
-from niss.protocol.curve import SecretBytes
 from niss.protocol.messages import Partials
+from niss.protocol.points import cut
 from niss.protocol.shares import EdgeKeys, pair_secret
+from niss.redaction import SecretBytes
 from tests.support.protocol_round import Federation
 
 SIZE, MEMBERS, THRESHOLD = 8, 5, 3
@@ -46,7 +47,7 @@ def partials_of(federation: Federation, agreed: Agreed, member: int, pieces: byt
 
 
 def numbered(agreed: Agreed, made: dict[int, Partials], place: int) -> dict[int, bytes]:
-    return {agreed.committee.index(member) + 1: curve.cut(one.points)[place] for member, one in made.items()}
+    return {agreed.committee.index(member) + 1: cut(one.points)[place] for member, one in made.items()}
 
 
 @pytest.mark.parametrize("chosen", [(0, 1, 2), (2, 3, 4), (0, 2, 4)])
@@ -91,7 +92,7 @@ def test_two_dealings_have_nothing_in_common() -> None:
     assert len(first) == len(second) == committee.pieces_size(agreed, OWNER)
     numbers = 32 * (2 * MEMBERS - THRESHOLD + 3)
     assert len(first) == numbers + 16 * (SIZE - 1)
-    assert not set(curve.cut(first[:numbers])) & set(curve.cut(second[:numbers]))
+    assert not set(cut(first[:numbers])) & set(cut(second[:numbers]))
     seals = [{dealing[at : at + 16] for at in range(numbers, len(first), 16)} for dealing in (first, second)]
     assert len(seals[0]) == SIZE - 1
     assert not seals[0] & seals[1]
@@ -109,8 +110,8 @@ def test_partials_that_make_zero_together_are_refused(place: int) -> None:
     points = numbered(agreed, made, 0)
     factors = committee.coefficients(tuple(sorted(points)), 0)
     others = [one for one in range(THRESHOLD) if one != place]
-    rest = curve.total(curve.times(curve.to_scalar(factors[one]), points[one + 1]) for one in others)
-    points[place + 1] = curve.times(curve.to_scalar(-pow(factors[place], -1, curve.ORDER)), rest)
+    rest = keys.total(keys.times(keys.to_scalar(factors[one]), points[one + 1]) for one in others)
+    points[place + 1] = keys.times(keys.to_scalar(-pow(factors[place], -1, keys.ORDER)), rest)
     with pytest.raises(RemoteProtocolError, match="zero"):
         committee.combine(points)
 
@@ -121,13 +122,13 @@ def test_an_added_number_only_adds_a_known_point() -> None:
     _, pieces = dealt(federation, agreed)
     member = agreed.committee[-1]
     part = committee.piece_for(agreed, member, pieces)
-    shifted = curve.to_scalar(curve.to_number(part[64:]) + 5)
-    point = curve.total((part[32:64], curve.times_base(curve.to_scalar(5))))
+    shifted = keys.to_scalar(keys.to_number(part[64:]) + 5)
+    point = keys.total((part[32:64], keys.times_base(keys.to_scalar(5))))
     own = private(federation, agreed, member)
     (true,) = committee.answer(agreed, member, own, {OWNER: []}, {OWNER: part})
     (moved,) = committee.answer(agreed, member, own, {OWNER: []}, {OWNER: part[:32] + point + bytes(shifted)})
-    five = curve.times(curve.to_scalar(5), committee.mask_point(agreed, OWNER))
-    assert moved.points == curve.total((true.points, five))
+    five = keys.times(keys.to_scalar(5), committee.mask_point(agreed, OWNER))
+    assert moved.points == keys.total((true.points, five))
 
 
 @pytest.mark.parametrize("where", [0, 40, 70])
@@ -169,10 +170,10 @@ def test_a_proof_holds_for_its_points_alone() -> None:
         )
 
     assert holds(made.points)
-    mask, edge = curve.cut(made.points)
-    two = curve.to_scalar(2)
-    assert not holds(curve.times(two, mask) + edge)
-    assert not holds(mask + curve.times(two, edge))
+    mask, edge = cut(made.points)
+    two = keys.to_scalar(2)
+    assert not holds(keys.times(two, mask) + edge)
+    assert not holds(mask + keys.times(two, edge))
     assert not holds(edge + mask)
     assert not holds(made.points, lost=GONE - 1)
     assert not holds(made.points, claimed=committee.commitments(agreed, pieces)[2])
@@ -189,7 +190,7 @@ def test_points_that_are_none_prove_nothing(point: bytes) -> None:
     member = agreed.committee[0]
     made = partials_of(federation, agreed, member, pieces)
     claimed = committee.commitments(agreed, pieces)[1]
-    mask, edge = curve.cut(made.points)
+    mask, edge = cut(made.points)
     for points in (point + edge, mask + point):
         statement = MemberStatement(agreed, member, {OWNER: points}, {OWNER: [GONE]})
         assert not statement.is_proven(OWNER, claimed, made.proof)

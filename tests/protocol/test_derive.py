@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import Context, carried_context, round_context
-from niss.protocol.curve import SecretBytes, length_prefixed
 from niss.protocol.keys import x25519_public
 from niss.protocol.shares import derive_seed, edge_key, pair_secret
+from niss.protocol.wire import length_prefixed
+from niss.redaction import SecretBytes
 from support.fixed_entropy import ROUND, FixedEntropy, context
 
 ALICE, BOB = (SecretBytes(FixedEntropy(name)(32)) for name in ("alice", "bob"))

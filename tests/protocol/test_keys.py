@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol import curve
+from niss.protocol import keys
 from niss.protocol.client import Memory, dump, restore
-from niss.protocol.curve import SecretBytes, length_prefixed
 from niss.protocol.keys import (
     Identity,
     PrekeyStore,
@@ -30,6 +29,8 @@ from niss.protocol.keys import (
     x25519_public,
 )
 from niss.protocol.messages import Prekey
+from niss.protocol.wire import length_prefixed
+from niss.redaction import SecretBytes
 from support.fixed_entropy import FixedEntropy
 from support.protocol_round import seeded_entropy
 
@@ -44,7 +45,7 @@ PREKEY = (
     "098610f5f5d52b0b"
 )
 
-BASE = curve.times_base(curve.to_scalar(1))
+BASE = keys.times_base(keys.to_scalar(1))
 
 NORTH, SOUTH = Identity.generate(FixedEntropy("north")), Identity.generate(FixedEntropy("south"))
 
@@ -99,12 +100,6 @@ def test_a_signature_of_another_length_is_refused(length: int) -> None:
 def test_characters_cannot_move_between_purpose_and_message() -> None:
     with pytest.raises(RemoteProtocolError):
         verify(NORTH.public, "a", b"bc", NORTH.sign("ab", b"c"))
-
-
-@pytest.mark.parametrize("purpose", ["", "x" * 65, "gr\u00fcn", "a\n", b"upload"])
-def test_a_purpose_is_a_short_text(purpose: str) -> None:
-    with pytest.raises(LocalProtocolError, match="purpose"):
-        NORTH.sign(purpose, b"")
 
 
 def _degenerate_keys() -> list[bytes]:
@@ -240,12 +235,6 @@ def test_damaged_stores_are_refused() -> None:
     assert list(PrekeyStore(9, {7: key, 2: key}).privates) == [2, 7]
 
 
-@pytest.mark.parametrize("count", [0, -1, 2**16 + 1, True, 1.5])
-def test_a_batch_has_a_sensible_size(count: int) -> None:
-    with pytest.raises(LocalProtocolError, match="batch"):
-        PrekeyStore().batch(count, NORTH, FixedEntropy())
-
-
 def test_a_batch_that_fails_leaves_the_store_as_it_was() -> None:
     store = PrekeyStore()
     with pytest.raises(LocalProtocolError):
@@ -259,7 +248,7 @@ def test_a_batch_that_fails_leaves_the_store_as_it_was() -> None:
 def u_coordinate(point: bytes) -> bytes:
     """`(1 + y) / (1 - y)`: the prekey that `lift` makes this point of."""
     y = int.from_bytes(point, "little") & (2**255 - 1)
-    return ((1 + y) * pow(1 - y, -1, curve.FIELD) % curve.FIELD).to_bytes(32, "little")
+    return ((1 + y) * pow(1 - y, -1, keys.FIELD) % keys.FIELD).to_bytes(32, "little")
 
 
 def made(label: str) -> tuple[Identity, Prekey, SecretBytes]:
@@ -283,14 +272,14 @@ def test_a_key_related_to_that_of_another_is_refused() -> None:
     _, victim, _ = made("victim")
     _, honest, private = made("honest")
     attacker, _, _ = made("attacker")
-    related = u_coordinate(curve.total((curve.lift(victim.public), BASE)))
+    related = u_coordinate(keys.total((keys.lift(victim.public), BASE)))
     # The attack itself, were such a key listed: partials on it give the secret of two honest clients.
-    scalar = curve.scalar_of(private)
+    scalar = keys.scalar_of(private)
     for sign in (1, -1):
-        less = curve.times(curve.to_scalar(-sign), curve.lift(honest.public))
-        lifted = curve.total((curve.lift(victim.public), curve.times(curve.to_scalar(sign), BASE)))
-        given = curve.times(scalar, lifted)
-        assert curve.total((given, less)) == curve.times(scalar, curve.lift(victim.public))
+        less = keys.times(keys.to_scalar(-sign), keys.lift(honest.public))
+        lifted = keys.total((keys.lift(victim.public), keys.times(keys.to_scalar(sign), BASE)))
+        given = keys.times(scalar, lifted)
+        assert keys.total((given, less)) == keys.times(scalar, keys.lift(victim.public))
     with pytest.raises(RemoteProtocolError):
         check_prekey(signed_by_identity_alone(attacker, 0, related), attacker.public)
 
@@ -298,8 +287,8 @@ def test_a_key_related_to_that_of_another_is_refused() -> None:
 def test_a_key_that_cancels_the_identity_is_refused() -> None:
     """If the weight were not a hash of both keys, `A = (yB - I) / h` would be signed for with y alone."""
     owner, _, _ = made("owner")
-    minus = curve.times(curve.to_scalar(-1), owner.public)
-    chosen = curve.total((curve.times_base(curve.to_scalar(77)), minus))
+    minus = keys.times(keys.to_scalar(-1), owner.public)
+    chosen = keys.total((keys.times_base(keys.to_scalar(77)), minus))
     public = u_coordinate(chosen)
     with pytest.raises(RemoteProtocolError):
         check_prekey(signed_by_identity_alone(owner, 0, public), owner.public)
@@ -308,18 +297,18 @@ def test_a_key_that_cancels_the_identity_is_refused() -> None:
 def test_a_key_off_the_curve_or_with_a_part_of_small_order_is_refused() -> None:
     owner, prekey, _ = made("owner")
     small = (0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7).to_bytes(32, "little")
-    half = (curve.FIELD - 1).to_bytes(32, "little")  # Of order 2: what CVE-2025-69277 let pass.
-    mixed = [curve.total((curve.lift(prekey.public), one)) for one in (small, half)]
+    half = (keys.FIELD - 1).to_bytes(32, "little")  # Of order 2: what CVE-2025-69277 let pass.
+    mixed = [keys.total((keys.lift(prekey.public), one)) for one in (small, half)]
     for point in mixed:
         with pytest.raises(RemoteProtocolError):
-            curve.times(curve.to_scalar(3), point)
+            keys.times(keys.to_scalar(3), point)
     twist = next(
-        u for u in range(2, 100) if pow(u**3 + 486662 * u**2 + u, (curve.FIELD - 1) // 2, curve.FIELD) != 1
+        u for u in range(2, 100) if pow(u**3 + 486662 * u**2 + u, (keys.FIELD - 1) // 2, keys.FIELD) != 1
     )
     for public in (
         *(u_coordinate(point) for point in mixed),
         twist.to_bytes(32, "little"),
-        (curve.FIELD + 9).to_bytes(32, "little"),
+        (keys.FIELD + 9).to_bytes(32, "little"),
     ):
         with pytest.raises(RemoteProtocolError):
             check_prekey(Prekey(prekey.number, public, prekey.signature), owner.public)
@@ -328,4 +317,4 @@ def test_a_key_off_the_curve_or_with_a_part_of_small_order_is_refused() -> None:
 def test_scalars_and_points_agree_with_x25519() -> None:
     for number in range(8):
         _, one, own = made(f"one {number}")
-        assert curve.times_base(curve.scalar_of(own)) == curve.lift(one.public)
+        assert keys.times_base(keys.scalar_of(own)) == keys.lift(one.public)

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol import committee, curve
+from niss.protocol import committee, keys
 from niss.protocol.agreement import Agreed, agree, pack, unpack
 from niss.protocol.messages import Partials, Reveal, RevealRequest, RoundOpen, Upload, encode
+from niss.protocol.points import ZERO, cut
 from niss.protocol.server import Outcome
 from support.protocol_round import Federation, carried, quantised, resigned, signed_by
 
@@ -144,8 +145,8 @@ def each(reveal: Reveal, change: Callable[[Partials], Partials]) -> Reveal:
 
 def doubled(points: bytes, place: int) -> bytes:
     """One of the points twice as far: still a point."""
-    parts = curve.cut(points)
-    parts[place] = curve.times(curve.to_scalar(2), parts[place])
+    parts = cut(points)
+    parts[place] = keys.times(keys.to_scalar(2), parts[place])
     return b"".join(parts)
 
 
@@ -163,7 +164,7 @@ def one_false_edge(reveal: Reveal) -> Reveal:
 
 
 def swapped_points(reveal: Reveal) -> Reveal:
-    return each(reveal, lambda one: replace(one, points=b"".join(curve.cut(one.points)[::-1])))
+    return each(reveal, lambda one: replace(one, points=b"".join(cut(one.points)[::-1])))
 
 
 def no_points_at_all(reveal: Reveal) -> Reveal:
@@ -171,7 +172,7 @@ def no_points_at_all(reveal: Reveal) -> Reveal:
 
 
 def zeros(reveal: Reveal) -> Reveal:
-    return each(reveal, lambda one: replace(one, points=curve.ZERO * (len(one.points) // 32)))
+    return each(reveal, lambda one: replace(one, points=ZERO * (len(one.points) // 32)))
 
 
 def of_small_order(reveal: Reveal) -> Reveal:
@@ -230,8 +231,8 @@ def keeps_all_back(reveal: Reveal) -> Reveal:
 
 def false_commitments(upload: Upload) -> Upload:
     """Points other than those of the pieces, each of them a point."""
-    parts = curve.cut(upload.pieces)
-    moved = [curve.times(curve.to_scalar(3), part) for part in parts[2 : SIZE + 2]]
+    parts = cut(upload.pieces)
+    moved = [keys.times(keys.to_scalar(3), part) for part in parts[2 : SIZE + 2]]
     return replace(upload, pieces=b"".join((*parts[:2], *moved, *parts[SIZE + 2 :])))
 
 
@@ -248,8 +249,8 @@ IN_UPLOADS: list[Lie] = [false_commitments, rubbish, false_mask_commitment]
 
 def of_another_secret(upload: Upload) -> Upload:
     """Pieces that open and fit their points, but not the point of the secret."""
-    parts = curve.cut(upload.pieces)
-    return replace(upload, pieces=b"".join((parts[0], curve.times(curve.to_scalar(3), parts[1]), *parts[2:])))
+    parts = cut(upload.pieces)
+    return replace(upload, pieces=b"".join((parts[0], keys.times(keys.to_scalar(3), parts[1]), *parts[2:])))
 
 
 def false_seals(upload: Upload) -> Upload:
@@ -321,13 +322,13 @@ def test_a_member_that_cancels_the_others_is_named_and_ends_nothing(absent: tupl
     def cancelling(one: Partials) -> Partials:
         others = [next(two for two in said[seat].partials if two.seat == one.seat) for seat in members[:-1]]
         found = []
-        for number in range(len(curve.cut(one.points))):
+        for number in range(len(cut(one.points))):
             parts = (
-                curve.times(curve.to_scalar(by_place[place]), curve.cut(other.points)[number])
+                keys.times(keys.to_scalar(by_place[place]), cut(other.points)[number])
                 for place, other in zip(places, others, strict=False)
             )
-            minus = curve.to_scalar(-pow(by_place[places[-1]], -1, curve.ORDER))
-            found.append(curve.times(minus, curve.total(parts)))
+            minus = keys.to_scalar(-pow(by_place[places[-1]], -1, keys.ORDER))
+            found.append(keys.times(minus, keys.total(parts)))
         return replace(one, points=b"".join(found))
 
     said[liar] = signed_by(federation.seats[liar].identity, each(said[liar], cancelling), "reveal")

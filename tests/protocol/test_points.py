@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niss.errors import RemoteProtocolError
-from niss.protocol import curve, points
+from niss.protocol import keys, points
 from niss.protocol.agreement import agree
 from niss.protocol.committee import PROOF_BYTES, MemberStatement, _open, deal, mask_point, piece_for
 from niss.protocol.points import load_points
 from niss.protocol.shares import EdgeKeys
+from niss.protocol.wire import uint64
 from support.protocol_round import Federation
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 # Of order 4, 2 and 1, and one of order 8; no point; other spellings of 1 and of a point with the wrong sign.
 SMALL = [
     y.to_bytes(32, "little")
-    for y in (0, curve.FIELD - 1, 1, 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7)
+    for y in (0, keys.FIELD - 1, 1, 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7)
 ]
-NONE = [y.to_bytes(32, "little") for y in (2, curve.FIELD, curve.FIELD + 1, 2**255 - 1, 1 | 1 << 255)]
-GOOD = [curve.hash_to_point(curve.uint64(number)) for number in range(40)]
-MIXED = [curve.total((GOOD[0], one)) for one in (SMALL[0], SMALL[1], SMALL[3])]
+NONE = [y.to_bytes(32, "little") for y in (2, keys.FIELD, keys.FIELD + 1, 2**255 - 1, 1 | 1 << 255)]
+GOOD = [points.hash_to_point(uint64(number)) for number in range(40)]
+MIXED = [keys.total((GOOD[0], one)) for one in (SMALL[0], SMALL[1], SMALL[3])]
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +50,8 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     return request.param
 
 
-numbers = st.integers(-(2**255) + 1, 2**255 - 1).filter(
-    lambda number: number % curve.ORDER
-) | st.sampled_from(
-    [1, -1, 2, 15, 16, 17, 31, curve.ORDER - 1, curve.ORDER + 1, 2**252, 2**255 - 1, 1 - 2**255]
+numbers = st.integers(-(2**255) + 1, 2**255 - 1).filter(lambda number: number % keys.ORDER) | st.sampled_from(
+    [1, -1, 2, 15, 16, 17, 31, keys.ORDER - 1, keys.ORDER + 1, 2**252, 2**255 - 1, 1 - 2**255]
 )
 
 
@@ -81,12 +80,12 @@ def test_parts_of_small_order_that_cancel_in_one_sum_are_found(compiled: Compile
     """All points of a sum shifted by the same one of order 2, 4 or 8: whatever sum one looks at, half of them show."""
     for small in (SMALL[0], SMALL[1], SMALL[3]):
         for count in (1, 2, 3, 4, 5, 40):
-            shifted = b"".join(curve.total((one, small)) for one in GOOD[:count])
+            shifted = b"".join(keys.total((one, small)) for one in GOOD[:count])
             assert not compiled.of_prime_order(shifted, os.urandom)
             assert compiled.of_prime_order(b"".join(GOOD[:count]), os.urandom)
 
 
-@pytest.mark.parametrize("number", [0, curve.ORDER, -curve.ORDER, 2 * curve.ORDER])
+@pytest.mark.parametrize("number", [0, keys.ORDER, -keys.ORDER, 2 * keys.ORDER])
 def test_a_number_that_makes_zero_of_everything_is_refused(number: int, either: str) -> None:
     del either
     with pytest.raises(RemoteProtocolError, match="zero"):
@@ -95,7 +94,7 @@ def test_a_number_that_makes_zero_of_everything_is_refused(number: int, either: 
 
 def test_a_sum_may_be_zero(either: str) -> None:
     del either
-    assert points.sums([7, -7], GOOD[0] * 2) == [curve.ZERO]
+    assert points.sums([7, -7], GOOD[0] * 2) == [points.ZERO]
 
 
 def test_wrong_sums_are_not_used(compiled: CompiledPoints, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,19 +135,19 @@ def test_a_proof_for_a_partial_with_a_part_of_small_order_is_no_proof(either: st
     given = piece_for(agreed, member, pieces)
     piece, point = _open(agreed, owner, member, privates[member], given), given[32:64]
 
-    mask = curve.total((curve.times(piece, mask_point(agreed, owner)), SMALL[1]))
+    mask = keys.total((keys.times(piece, mask_point(agreed, owner)), SMALL[1]))
     statement = MemberStatement(agreed, member, {owner: mask}, {owner: []})
     joint = statement._joint_point(owner)
-    made = curve.total((curve.times(piece, joint), SMALL[1]))
+    made = keys.total((keys.times(piece, joint), SMALL[1]))
     for number in range(1, 200):
-        nonce = curve.to_scalar(number)
+        nonce = keys.to_scalar(number)
         asked = statement._challenge(
-            owner, point, joint, made, curve.times_base(nonce), curve.times(nonce, joint)
+            owner, point, joint, made, keys.times_base(nonce), keys.times(nonce, joint)
         )
         if asked[0] % 2 == 0:
             break
-    response = number + curve.to_number(asked) * curve.to_number(piece)
-    proof = asked + bytes(curve.to_scalar(response))
+    response = number + keys.to_number(asked) * keys.to_number(piece)
+    proof = asked + bytes(keys.to_scalar(response))
     assert len(proof) == PROOF_BYTES
     assert not statement.is_proven(owner, point, proof)
     statement.__dict__["sound"] = True

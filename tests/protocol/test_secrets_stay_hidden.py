@@ -25,13 +25,13 @@ import pytest
 from niss.errors import LocalProtocolError, NissError
 from niss.protocol import client as client_module
 from niss.protocol import committee as committee_module
-from niss.protocol import curve
+from niss.protocol import keys
 from niss.protocol import shares as shares_module
 from niss.protocol.client import Memory, dump, restore
-from niss.protocol.curve import Secret, SecretBytes
 from niss.protocol.keyfile import create_keyfile, load_identity
 from niss.protocol.keys import Identity, PrekeyStore, x25519_public
 from niss.protocol.shares import derive_seed, edge_key, pair_secret
+from niss.redaction import Secret, SecretBytes
 from support.fixed_entropy import FixedEntropy, context
 from support.protocol_round import Federation, Uploader, carried, resigned
 
@@ -93,8 +93,8 @@ def holders(folder: Path) -> list[tuple[object, list[bytes]]]:
         (pair, [pair]),
         (key, [key]),
         (seed, [seed]),
-        (curve.scalar_of(SECRET), [curve.scalar_of(SECRET), SECRET]),
-        (curve.clamped(SECRET), [curve.clamped(SECRET)]),
+        (keys.scalar_of(SECRET), [keys.scalar_of(SECRET), SECRET]),
+        (keys.clamped(SECRET), [keys.clamped(SECRET)]),
         (load_identity(folder / "identity.key"), [SECRET]),
     ]
 
@@ -166,7 +166,6 @@ def attempts(folder: Path) -> list[tuple[str, Callable[[], object]]]:
     later(1)
     return [
         ("identity", lambda: Identity(SECRET[:31])),
-        ("purpose", lambda: identity.sign("", b"")),
         ("generate", lambda: Identity.generate(lambda count: FixedEntropy("secret")(count + 1))),
         ("batch", lambda: store.batch(1, identity, no_entropy)),
         ("batch later", lambda: store.batch(1, identity, later)),
@@ -178,8 +177,8 @@ def attempts(folder: Path) -> list[tuple[str, Callable[[], object]]]:
         ("private length", lambda: pair_secret(SECRET[:31], bytes(32))),
         ("ends", lambda: derive_seed(pair, context(), A, A)),
         ("shared", lambda: derive_seed(SECRET + b"x", context(), A, B)),
-        ("point", lambda: curve.times(curve.scalar_of(SECRET), b"\x02" + bytes(31))),
-        ("no point", lambda: curve.times(SECRET[:31] + b"\0", bytes(32))),
+        ("point", lambda: keys.times(keys.scalar_of(SECRET), b"\x02" + bytes(31))),
+        ("no point", lambda: keys.times(SECRET[:31] + b"\0", bytes(32))),
         # Plain bytes handed in are hidden before anything is refused.
         ("plain identity", lambda: Identity(bytes(SECRET)[:31])),
         ("plain private", lambda: pair_secret(bytes(SECRET), bytes(32))),
@@ -202,11 +201,11 @@ def test_no_traceback_shows_a_secret_even_with_its_locals(tmp_path: Path) -> Non
     store = PrekeyStore()
     store.batch(2, Identity(SECRET), FixedEntropy())
     pair = pair_secret(SECRET, x25519_public(store.private(1)))
-    secrets = [SECRET[:31], store.private(0), store.private(1), pair, curve.scalar_of(SECRET)]
+    secrets = [SECRET[:31], store.private(0), store.private(1), pair, keys.scalar_of(SECRET)]
     for name, attempt in attempts(tmp_path):
         with_locals, usual = told(attempt)
         # Frames with secrets in them were seen, not just frames without.
-        assert "hidden" in with_locals or name in ("purpose", "private"), name
+        assert "hidden" in with_locals or name == "private", name
         assert_hidden(with_locals + usual, secrets)
 
 

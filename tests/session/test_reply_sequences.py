@@ -13,15 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from niss.protocol import Reveal, Upload, curve, decode, encode, repair, signed_part
+from niss.protocol import Reveal, Upload, decode, encode, keys, repair, signed_part
 from niss.protocol.committee import coefficients
+from niss.protocol.points import ZERO, cut
 from niss.session.ports import Reply, Request, Stage, sign_refusal
 from niss.session.server import drive
 from session.scene import COORDINATES, Scene, update_of
 
 LIAR, ROUNDS = 1, 4
 NO_POINTS = (
-    curve.ZERO,  # The identity.
+    ZERO,  # The identity.
     bytes(32),  # Of order 4.
     (2**255 - 20).to_bytes(32, "little"),  # Of order 2.
     bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),  # Of order 8.
@@ -64,7 +65,7 @@ class Liar:
         if not isinstance(message, Reveal):
             return reply
         false = (
-            replace(one, points=b"".join(change(one.seat, point) for point in curve.cut(one.points)))
+            replace(one, points=b"".join(change(one.seat, point) for point in cut(one.points)))
             for one in message.partials
         )
         return self.signed(reply, partials=tuple(false))
@@ -141,7 +142,7 @@ def no_points(liar: Liar, request: Request, reply: Reply, pick: int) -> Reply:  
 @lie
 def false_partials(liar: Liar, request: Request, reply: Reply, pick: int) -> Reply:  # noqa: ARG001
     return liar.partials(
-        reply, lambda _seat, point: curve.total((point, curve.times_base(curve.to_scalar(1 + pick))))
+        reply, lambda _seat, point: keys.total((point, keys.times_base(keys.to_scalar(1 + pick))))
     )
 
 
@@ -178,14 +179,14 @@ def partials_that_make_zero(liar: Liar, request: Request, reply: Reply, pick: in
 
     def zero(seat: int, point: bytes) -> bytes:
         theirs = {
-            number: curve.cut(next(part.points for part in said[number].partials if part.seat == seat))[0]
+            number: cut(next(part.points for part in said[number].partials if part.seat == seat))[0]
             for number in first
             if number != mine
         }
-        rest = curve.total(curve.times(curve.to_scalar(weights[one]), theirs[one]) for one in theirs)
-        inverse = pow(weights[mine], -1, curve.ORDER)
+        rest = keys.total(keys.times(keys.to_scalar(weights[one]), theirs[one]) for one in theirs)
+        inverse = pow(weights[mine], -1, keys.ORDER)
         del point
-        return curve.times(curve.to_scalar(-inverse % curve.ORDER), rest)
+        return keys.times(keys.to_scalar(-inverse % keys.ORDER), rest)
 
     return liar.partials(reply, zero)
 

@@ -17,8 +17,7 @@ from niss.mechanism import Grid, clip_l2
 from niss.mechanism.noise import Noise
 from niss.protocol.agreement import Agreed, agree, commitment_of, previous_of
 from niss.protocol.client import Client, rounds_answered
-from niss.protocol.curve import Entropy, SecretBytes
-from niss.protocol.keys import BeaconChain, Identity, _signed_link, link_of
+from niss.protocol.keys import BeaconChain, Entropy, Identity, _signed_link, link_of
 from niss.protocol.messages import (
     Beacon,
     Participant,
@@ -33,6 +32,7 @@ from niss.protocol.messages import (
 from niss.protocol.schedule import Policy, Schedule
 from niss.protocol.server import Outcome, Server
 from niss.protocol.shares import EdgeKeys
+from niss.redaction import SecretBytes
 
 
 def seeded_entropy(label: str) -> Callable[[int], bytes]:

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from niss.accounting import DrawnAccount, Plan, make_terms
 from niss.errors import NissError
-from niss.protocol import committee, curve
+from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree
-from niss.protocol.curve import SecretBytes
 from niss.protocol.keys import link_of
 from niss.protocol.messages import (
     Beacon,
@@ -34,8 +33,10 @@ from niss.protocol.messages import (
     Upload,
     encode,
 )
+from niss.protocol.points import cut
 from niss.protocol.repair import recover
 from niss.protocol.shares import EdgeKeys, derive_seed
+from niss.redaction import SecretBytes
 from support.protocol_round import Federation, resigned
 
 Square = NDArray[np.float64]
@@ -129,7 +130,7 @@ class Held:
     def _keep(self, member: int, lost: Mapping[int, Collection[int]], partials: Any) -> None:
         number = self.agreed.committee.index(member) + 1
         for one in partials:
-            for other, point in zip((None, *lost[one.seat]), curve.cut(one.points), strict=True):
+            for other, point in zip((None, *lost[one.seat]), cut(one.points), strict=True):
                 self.points[one.seat, other][number] = point
         self._combine()
 

@@ -24,12 +24,13 @@ from niss.attacks.estimates import FloatArray, best_weights, laplacian
 from niss.attacks.experiment import VICTIM
 from niss.errors import RemoteProtocolError
 from niss.mechanism.grid import centred
-from niss.protocol import Identity, Refusal, RoundOpen, Server, Upload, committee, curve, decode, encode
+from niss.protocol import Identity, Refusal, RoundOpen, Server, Upload, committee, decode, encode
 from niss.protocol.agreement import Agreed, unpack
-from niss.protocol.curve import SecretBytes
+from niss.protocol.points import cut
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, SimStream
 from niss.records import Records
+from niss.redaction import SecretBytes
 from niss.session import together
 from niss.session.node import Training
 from niss.session.ports import Request, Stage
@@ -226,7 +227,7 @@ def claim_survivors(
                 continue
             lost = committee.lost_edges(agreed, survivors)
             for one in said.partials:
-                for other, point in zip((None, *lost[one.seat]), curve.cut(one.points), strict=True):
+                for other, point in zip((None, *lost[one.seat]), cut(one.points), strict=True):
                     partials.setdefault((one.seat, other), {})[number] = point
         server.restore(seat, before)
     found, enough = RevealedSecrets(agreed, {}, {}), agreed.terms.threshold

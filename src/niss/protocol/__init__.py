@@ -11,8 +11,8 @@ A round of `Client` and `Server` machines, joined by whatever carries bytes. Top
     messages                what is said: RoundOpen, Upload, RevealRequest, Reveal, Refusal
     wire                    kinds of fields, as bytes
     keyfile                 a client's keys and the identities it trusts, on disk
-    keys                    identities, prekeys, the beacon's chain
-    curve                   bytes that do not show themselves; points and scalars
+    points                  sums of public points
+    keys                    identities, prekeys, the beacon's chain; points and scalars of the curve
 
 No sockets, no clock, no hidden randomness: entropy comes in as an argument, and of these files only `keyfile` touches
 the disk.
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from niss.protocol.client import Client as Client
     from niss.protocol.client import move_prekey as move_prekey
     from niss.protocol.client import rounds_answered as rounds_answered
-    from niss.protocol.curve import Entropy as Entropy
-    from niss.protocol.curve import SecretBytes as SecretBytes
-    from niss.protocol.curve import length_prefixed as length_prefixed
     from niss.protocol.keyfile import Coalition as Coalition
     from niss.protocol.keyfile import create_keyfile as create_keyfile
     from niss.protocol.keyfile import load_coalition as load_coalition
@@ -46,6 +43,7 @@ if TYPE_CHECKING:
     from niss.protocol.keys import PUBLIC_BYTES as PUBLIC_BYTES
     from niss.protocol.keys import SIGNATURE_BYTES as SIGNATURE_BYTES
     from niss.protocol.keys import BeaconChain as BeaconChain
+    from niss.protocol.keys import Entropy as Entropy
     from niss.protocol.keys import Identity as Identity
     from niss.protocol.keys import PrekeyStore as PrekeyStore
     from niss.protocol.keys import check_prekey as check_prekey
@@ -72,17 +70,17 @@ if TYPE_CHECKING:
     from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
     from niss.protocol.wire import WireLimits as WireLimits
+    from niss.protocol.wire import length_prefixed as length_prefixed
 
 _NAMES = {
     "agreement": "Agreed agree participants_hash previous_of terms_hash",
     "client": "Client move_prekey rounds_answered",
     "keyfile": "Coalition create_keyfile load_coalition load_identity",
-    "keys": "LINKS_PER_ROUND PUBLIC_BYTES SIGNATURE_BYTES BeaconChain Identity PrekeyStore check_prekey "
+    "keys": "LINKS_PER_ROUND PUBLIC_BYTES SIGNATURE_BYTES BeaconChain Entropy Identity PrekeyStore check_prekey "
     "decode_prekey encode_prekey fingerprint verify",
     "messages": "MODES Beacon Message Participant Prekey Refusal Reveal RevealRequest RoundOpen Terms Upload "
     "decode encode signed_part",
-    "wire": "WireLimits",
-    "curve": "Entropy SecretBytes length_prefixed",
+    "wire": "WireLimits length_prefixed",
     "schedule": "Policy Schedule",
     "server": "Outcome Server",
 }

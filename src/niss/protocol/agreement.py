@@ -25,8 +25,8 @@ from niss.errors import RemoteProtocolError
 from niss.graph import ShareGraph
 from niss.graph.shares import BeaconStream
 from niss.mechanism.grid import MAX_BITS, Grid
-from niss.protocol.curve import length_prefixed, uint64
 from niss.protocol.messages import MODULI, Participant, PreviousRound, RoundOpen, Terms
+from niss.protocol.wire import length_prefixed, uint64
 from niss.randomness.secret import LARGEST_DEVIATION
 
 IntArray = NDArray[np.int64]

@@ -28,8 +28,7 @@ from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from niss.mechanism import clip_l2
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree, commitment_of, pack, survivors_hash
-from niss.protocol.curve import Entropy, Secret, SecretBytes
-from niss.protocol.keys import Identity, PrekeyStore, check_prekey, link_of, verify
+from niss.protocol.keys import Entropy, Identity, PrekeyStore, check_prekey, link_of, verify
 from niss.protocol.messages import (
     Prekey,
     Reveal,
@@ -43,6 +42,7 @@ from niss.protocol.messages import (
 from niss.protocol.repair import dropped_after, dropped_before, vote
 from niss.protocol.schedule import Policy
 from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_batch, round_update
+from niss.redaction import Secret, SecretBytes
 
 
 class ClientStage(Enum):
@@ -170,7 +170,9 @@ def move_prekey(number: int, giver: bytes, taker: bytes) -> tuple[bytes, bytes]:
     """What two runs keep, after an unused prekey with that number, if there is one, went over to the second."""
     (memory, keys), (other, more) = restore(giver), restore(taker)
     if number in keys and (memory.current is None or memory.current.prekey != number):
-        keys.give(number, more)
+        more.privates[number] = keys.private(number)
+        more.next_number = max(more.next_number, number + 1)
+        keys.erase(number)
     return dump(memory, keys), dump(other, more)
 
 

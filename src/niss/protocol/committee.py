@@ -38,22 +38,27 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from niss.errors import RemoteProtocolError
-from niss.protocol import curve
 from niss.protocol.agreement import Agreed
-from niss.protocol.curve import (
+from niss.protocol.keys import (
     ORDER,
     POINT_BYTES,
     SCALAR_BYTES,
+    SECRET_BYTES,
     Entropy,
-    SecretBytes,
     draw,
-    length_prefixed,
-    uint64,
+    hash_to_number,
+    times,
+    times_base,
+    to_number,
+    to_scalar,
+    total,
+    x25519_public,
 )
-from niss.protocol.keys import SECRET_BYTES, x25519_public
 from niss.protocol.messages import Partials
-from niss.protocol.points import BASE, of_prime_order, sums
+from niss.protocol.points import BASE, ZERO, cut, hash_to_point, of_prime_order, sums
 from niss.protocol.shares import EDGE_KEY_BYTES, EdgeKeys, pair_secret
+from niss.protocol.wire import length_prefixed, uint64
+from niss.redaction import SecretBytes
 
 CHALLENGE_BYTES = 16
 PROOF_BYTES = CHALLENGE_BYTES + SCALAR_BYTES
@@ -82,20 +87,19 @@ def deal(keys: EdgeKeys, entropy: Entropy) -> tuple[SecretBytes, bytes]:
     entropy   gives the 64 bytes of the secret and the 32 of a fresh key, both of which are forgotten here
     """
     agreed, seat = keys.agreed, keys.seat
-    secret = curve.to_scalar(curve.to_number(draw(entropy, 2 * SECRET_BYTES)))
+    secret = to_scalar(to_number(draw(entropy, 2 * SECRET_BYTES)))
     fresh = draw(entropy, SECRET_BYTES)
     pads = [
         _pad(agreed, seat, member, pair_secret(fresh, agreed.participants[member].prekey.public))
         for member in agreed.committee
     ]
     pieces, padded = _split(secret, pads, agreed.terms.threshold)
-    points = (curve.times_base(number) for number in (secret, *pieces))
+    points = (times_base(number) for number in (secret, *pieces))
     places = zip(agreed.edge_places(seat), keys.agree_with_all(), strict=True)
     seals = (
-        _sealed(agreed, seat, place, curve.times(secret, edge_point(agreed, place)), key)
-        for place, key in places
+        _sealed(agreed, seat, place, times(secret, edge_point(agreed, place)), key) for place, key in places
     )
-    mask = mask_seed(agreed, seat, curve.times(secret, mask_point(agreed, seat)))
+    mask = mask_seed(agreed, seat, times(secret, mask_point(agreed, seat)))
     return mask, b"".join((x25519_public(fresh), *points, *padded, *seals))
 
 
@@ -103,20 +107,20 @@ def _pad(agreed: Agreed, owner: int, member: int, shared: SecretBytes) -> Secret
     """What hides the piece of `owner` that `member` gets; for the first members it is their piece."""
     people = agreed.participants
     ends = people[owner].identity, people[member].identity
-    return curve.to_scalar(curve.hash_to_number(_PAD_TAG, agreed.digest, *ends, shared))
+    return to_scalar(hash_to_number(_PAD_TAG, agreed.digest, *ends, shared))
 
 
 def _split(
     scalar: SecretBytes, pads: list[SecretBytes], threshold: int
 ) -> tuple[list[SecretBytes], list[bytes]]:
     """All pieces of a secret, and those beyond the first `threshold - 1` with their pads added."""
-    values = [curve.to_number(scalar), *(curve.to_number(pad) for pad in pads[: threshold - 1])]
+    values = [to_number(scalar), *(to_number(pad) for pad in pads[: threshold - 1])]
     places = tuple(range(threshold))
     pieces, padded = pads[: threshold - 1], []
     for index in range(threshold, len(pads) + 1):
         value = sum(a * b for a, b in zip(coefficients(places, index), values, strict=True))
-        pieces.append(curve.to_scalar(value))
-        padded.append(bytes(curve.to_scalar(value + curve.to_number(pads[index - 1]))))
+        pieces.append(to_scalar(value))
+        padded.append(bytes(to_scalar(value + to_number(pads[index - 1]))))
     return pieces, padded
 
 
@@ -146,7 +150,7 @@ def small_coefficients(places: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 
 def commitments(agreed: Agreed, pieces: bytes) -> list[bytes]:
     """R and the points S_c of a dealing, by the member's number from 1."""
-    return curve.cut(pieces[POINT_BYTES : POINT_BYTES * (2 + agreed.terms.committee)])
+    return cut(pieces[POINT_BYTES : POINT_BYTES * (2 + agreed.terms.committee)])
 
 
 def _piece_bytes(agreed: Agreed, member: int) -> int:
@@ -174,13 +178,13 @@ def _open(agreed: Agreed, owner: int, member: int, private: SecretBytes, given: 
     fresh, point, padded = given[:POINT_BYTES], given[POINT_BYTES : 2 * POINT_BYTES], given[2 * POINT_BYTES :]
     piece = _pad(agreed, owner, member, pair_secret(private, fresh))
     if padded:
-        piece = curve.to_scalar(curve.to_number(padded) - curve.to_number(piece))
-    if curve.times_base(piece) != point:
+        piece = to_scalar(to_number(padded) - to_number(piece))
+    if times_base(piece) != point:
         raise RemoteProtocolError("a piece is not the one that its owner committed to")
     return piece
 
 
-_hashed_point = lru_cache(maxsize=65_536)(curve.hash_to_point)
+_hashed_point = lru_cache(maxsize=65_536)(hash_to_point)
 
 
 def mask_point(agreed: Agreed, seat: int) -> bytes:
@@ -296,7 +300,7 @@ def answer(
     for owner, others in lost.items():
         try:
             piece = _open(agreed, owner, member, private, given[owner])
-            made = [curve.times(piece, point) for point in _points(agreed, owner, others, masks)]
+            made = [times(piece, point) for point in _points(agreed, owner, others, masks)]
         except RemoteProtocolError:
             continue
         opened[owner] = piece, given[owner][POINT_BYTES : 2 * POINT_BYTES], made
@@ -346,7 +350,7 @@ class MemberStatement:
 
     def _weight(self, other: int) -> int:
         """128 bits for each lost client; the point of the mask counts once."""
-        return curve.to_number(hashlib.sha256(self._said + uint64(other)).digest()[:16])
+        return to_number(hashlib.sha256(self._said + uint64(other)).digest()[:16])
 
     def _joint_point(self, owner: int) -> bytes:
         """All that is multiplied with a piece of `owner`, as one point."""
@@ -354,11 +358,11 @@ class MemberStatement:
         if lost and lost not in self._joint:
             for other in lost:
                 if other not in self._weighted:
-                    weight = curve.to_scalar(self._weight(other))
-                    self._weighted[other] = curve.times(weight, edge_point(self.agreed, other))
-            self._joint[lost] = curve.total(self._weighted[other] for other in lost)
+                    weight = to_scalar(self._weight(other))
+                    self._weighted[other] = times(weight, edge_point(self.agreed, other))
+            self._joint[lost] = total(self._weighted[other] for other in lost)
         edges = (self._joint[lost],) if lost else ()
-        return curve.total((mask_point(self.agreed, owner), *edges) if self.masks else edges)
+        return total((mask_point(self.agreed, owner), *edges) if self.masks else edges)
 
     def _challenge(self, owner: int, *points: bytes) -> bytes:
         hashed = length_prefixed(_PROOF_TAG, self._said, uint64(owner), *points)
@@ -367,19 +371,17 @@ class MemberStatement:
     def prove(self, owner: int, piece: SecretBytes, point: bytes, private: SecretBytes) -> bytes:
         """The proof for one owner; its nonce follows from the piece, the member's prekey and all that is said."""
         joint = self._joint_point(owner)
-        made = curve.times(piece, joint)
-        nonce = curve.to_scalar(
-            curve.hash_to_number(_NONCE_TAG, private, piece, self._said, uint64(owner), point)
-        )
-        asked = self._challenge(owner, point, joint, made, curve.times_base(nonce), curve.times(nonce, joint))
-        response = curve.to_number(nonce) + curve.to_number(asked) * curve.to_number(piece)
-        return asked + bytes(curve.to_scalar(response))
+        made = times(piece, joint)
+        nonce = to_scalar(hash_to_number(_NONCE_TAG, private, piece, self._said, uint64(owner), point))
+        asked = self._challenge(owner, point, joint, made, times_base(nonce), times(nonce, joint))
+        response = to_number(nonce) + to_number(asked) * to_number(piece)
+        return asked + bytes(to_scalar(response))
 
     def is_proven(self, owner: int, point: bytes, proof: bytes) -> bool:
         """Whether the partials of `owner` are what the number behind `point` makes."""
-        asked, response = proof[:CHALLENGE_BYTES], curve.to_number(proof[CHALLENGE_BYTES:]) % 2**255
+        asked, response = proof[:CHALLENGE_BYTES], to_number(proof[CHALLENGE_BYTES:]) % 2**255
         numbers = [*([1] if self.masks else []), *map(self._weight, self.lost[owner])]
-        minus = -curve.to_number(asked)
+        minus = -to_number(asked)
         try:
             joint = self._joint_point(owner)
             (made,) = sums(numbers, self.points[owner], known=self.sound)
@@ -399,9 +401,9 @@ def combine(said: Mapping[int, bytes], *, known: bool = False) -> list[bytes]:
     Points that are none, or that make zero together, are a `RemoteProtocolError`.
     """
     places = tuple(sorted(said))
-    rows = zip(*(curve.cut(said[place]) for place in places), strict=True)
+    rows = zip(*(cut(said[place]) for place in places), strict=True)
     numbers, denominator = small_coefficients(places)
     found = sums(numbers, b"".join(part for row in rows for part in row), known=known)
-    if curve.ZERO in found:
+    if ZERO in found:
         raise RemoteProtocolError("the partials make zero together")
     return found if denominator == 1 else sums([pow(denominator, -1, ORDER)], b"".join(found), known=True)

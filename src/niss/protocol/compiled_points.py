@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.curve import FIELD, ORDER, POINT_BYTES
+from niss.protocol.keys import FIELD, ORDER, POINT_BYTES
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Of a field element, of a point.

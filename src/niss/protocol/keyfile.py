@@ -32,8 +32,8 @@ from types import MappingProxyType
 
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.files import read_private, write_new
-from niss.protocol.curve import SecretBytes
 from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES, Identity, check_public, fingerprint
+from niss.redaction import SecretBytes
 
 _TAG = b"niss-keyfile/2\n"
 _ROOM = "choose a folder of your own that has room"

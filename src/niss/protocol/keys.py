@@ -21,57 +21,45 @@ nobody but the holder of the seed can know it earlier. The holder (the tracker) 
 participants it was drawn for; the assumption is that it does not collude with the server. Which link belongs to which
 attempt is fixed (`link_of`) and each is released once: a server cannot ask for links until it likes a graph. Hash
 chains for one-time values are Lamport's (1981).
+
+**The curve.** Sharing a key in the exponent needs scalars and points of Curve25519 beyond X25519 (libsodium, PyNaCl).
+The public half of a prekey is the u-coordinate of a point, which is there up to its sign. The same point on the Edwards
+form has `y = (u - 1) / (u + 1)`; `lift` takes the one with an even x, and `scalar_of` the scalar with which the base
+point gives exactly that one, negated where needed (XEdDSA does the same), so that up to a sign
+
+    u(scalar_of(a) * lift(u(b * B))) = X25519(a, u(b * B)).
+
+Points are 32 bytes as RFC 8032 encodes them. libsodium multiplies, in constant time, and refuses whatever is not of the
+prime order L; sums and products of scalars modulo L are Python integers, whose timing others must not be able to
+measure. Scalars that are secret are `SecretBytes`, lowest byte first, and integers only in functions that cannot fail.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
+import nacl.bindings as sodium
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from nacl.exceptions import CryptoError
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.protocol import curve
-from niss.protocol.curve import (
-    LARGEST_UINT64,
-    Entropy,
-    Secret,
-    SecretBytes,
-    draw,
-    is_uint64,
-    length_prefixed,
-    uint64,
-)
 from niss.protocol.messages import Beacon, Prekey
+from niss.protocol.wire import is_uint64, length_prefixed, uint64
+from niss.redaction import Secret, SecretBytes
 
-LONGEST_PURPOSE = 64
+# Gives that many fresh, unpredictable bytes; `os.urandom` outside of tests.
+Entropy = Callable[[int], bytes]
 
-
-def purpose_bytes(purpose: str) -> bytes:
-    """A purpose as it is bound into keys and signatures: 1 to 64 printable ASCII characters.
-
-    Anything else is a `LocalProtocolError`: purposes are written in code, not received.
-    """
-    if (
-        not isinstance(purpose, str)
-        or not 0 < len(purpose) <= LONGEST_PURPOSE
-        or not (purpose.isascii() and purpose.isprintable())
-    ):
-        raise LocalProtocolError(
-            "a purpose must be a short ASCII text", hint='name what it is for, such as "share"'
-        )
-    return purpose.encode("ascii")
-
-
-PUBLIC_BYTES = 32
-SECRET_BYTES = 32
+PUBLIC_BYTES = SECRET_BYTES = POINT_BYTES = SCALAR_BYTES = 32
 SIGNATURE_BYTES = 64
-LARGEST_BATCH = 2**16
+ORDER = 2**252 + 27742317777372353535851937790883648493
+FIELD = 2**255 - 19
 
 _SIGNATURE_TAG = b"niss.signature.v1"
 _FINGERPRINT_TAG = b"niss.fingerprint.v1"
@@ -79,38 +67,33 @@ _PREKEY_PURPOSE = "prekey with possession"
 _POSSESSION_TAG = b"niss.possession.v1"
 _NONCE_TAG = b"niss.possession-nonce.v1"
 
-_FIELD = 2**255 - 19
-# The y of the points of order 1, 2, 4 and 8. Under such a key, signatures can be made for any message
-# without a secret, so it identifies nobody.
-_SMALL_ORDER = frozenset(
-    {
-        1,
-        _FIELD - 1,
-        0,
-        0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
-        0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
-    }
+# The y of the points of order 8.
+_OF_ORDER_8 = (
+    0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
+    0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
 )
-
-
-# The u of the points of X25519 whose order divides 8: with such a key everyone agrees on zero, and so on nothing.
-_AGREES_ON_ZERO = frozenset(
-    {
-        0,
-        1,
-        _FIELD - 1,
-        0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
-        0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
-    }
-)
+# The y of all whose order divides 8. Under such a key, signatures can be made for any message without a secret, so it
+# identifies nobody.
+_SMALL_ORDER = frozenset({0, 1, FIELD - 1, *_OF_ORDER_8})
+# Their u, and those on the twist: with such a key everyone agrees on zero, and so on nothing.
+_AGREES_ON_ZERO = {0, 1, FIELD - 1, *((1 + y) * pow(1 - y, -1, FIELD) % FIELD for y in _OF_ORDER_8)}
 # Their spellings as bytes: X25519 ignores the highest bit and reduces modulo the field's prime.
 DEGENERATE = frozenset(
     (spelt + high).to_bytes(32, "little")
     for point in _AGREES_ON_ZERO
-    for spelt in (point, point + _FIELD)
+    for spelt in (point, point + FIELD)
     if spelt < 2**255
     for high in (0, 2**255)
 )
+
+
+def draw(entropy: Entropy, count: int) -> SecretBytes:
+    """`count` bytes from an entropy source, hidden at once; a source that gives anything else is broken."""
+    content = entropy(count)
+    if not isinstance(content, bytes) or len(content) != count:
+        content = b""  # Not left for a traceback to show.
+        raise LocalProtocolError(f"the entropy source did not give {count} bytes", hint="pass os.urandom")
+    return SecretBytes(content)
 
 
 class Identity(Secret):
@@ -159,10 +142,7 @@ class Identity(Secret):
 def verify(public: bytes, purpose: str, message: bytes, signature: bytes) -> None:
     """Passes if the owner of `public` signed `message` for `purpose`, else raises `RemoteProtocolError`.
 
-    public      32 bytes; degenerate keys are refused before the signature is looked at
-    purpose     as given to `Identity.sign`: "open", "upload", "claim", "verdict", "request", "reveal", "beacon", ...
-    message     all bytes that were signed
-    signature   64 bytes
+    Degenerate keys are refused before the signature is looked at.
     """
     check_public(public)
     signed = _signed_bytes(purpose, message)
@@ -183,7 +163,7 @@ def check_public(public: bytes) -> None:
     if not isinstance(public, bytes) or len(public) != PUBLIC_BYTES:
         raise RemoteProtocolError(f"an identity has {PUBLIC_BYTES} bytes")
     y = int.from_bytes(public, "little") & (2**255 - 1)
-    if y >= _FIELD or y in _SMALL_ORDER:
+    if y >= FIELD or y in _SMALL_ORDER:
         raise RemoteProtocolError(
             "this identity is a degenerate key, under which anyone can sign",
             hint="ask its owner for the key that `niss keys show` prints",
@@ -198,7 +178,7 @@ def fingerprint(public: bytes) -> str:
 
 def _signed_bytes(purpose: str, message: bytes) -> bytes:
     # The hash of the message: Ed25519 itself would hash a long upload three times, with a slower hash.
-    return length_prefixed(_SIGNATURE_TAG, purpose_bytes(purpose), hashlib.sha256(message).digest())
+    return length_prefixed(_SIGNATURE_TAG, purpose.encode("ascii"), hashlib.sha256(message).digest())
 
 
 def check_prekey(prekey: Prekey, identity: bytes) -> None:
@@ -223,8 +203,8 @@ def check_prekey(prekey: Prekey, identity: bytes) -> None:
 @lru_cache(maxsize=16_384)
 def verify_prekey(identity: bytes, prekey: Prekey) -> None:
     """What was valid once in this process stays so; what is refused is not remembered."""
-    weight = curve.to_scalar(_possession_weight(identity, prekey.public))
-    joint = curve.total((identity, curve.times(weight, curve.lift(prekey.public))))
+    weight = to_scalar(_possession_weight(identity, prekey.public))
+    joint = total((identity, times(weight, lift(prekey.public))))
     verify(
         joint, _PREKEY_PURPOSE, _prekey_statement(identity, prekey.number, prekey.public), prekey.signature
     )
@@ -278,14 +258,10 @@ class PrekeyStore(Secret):
                 raise LocalProtocolError("the stored prekeys are damaged", hint="enrol with a new identity")
 
     def batch(self, count: int, identity: Identity, entropy: Entropy) -> tuple[Prekey, ...]:
-        """`count` new prekeys (1 to 2^16), signed by `identity`, to be published; 32 bytes of entropy each.
+        """`count` new prekeys, signed by `identity`, to be published; 32 bytes of entropy each.
 
         Save the store before they leave: a public half whose private half was lost is of no use.
         """
-        if not is_uint64(count) or not 1 <= count <= LARGEST_BATCH:
-            raise LocalProtocolError(f"a batch has 1 to {LARGEST_BATCH} prekeys, not {count!r}")
-        if self.next_number + count > LARGEST_UINT64:
-            raise LocalProtocolError("this store has used up its numbers", hint="make a new identity")
         drawn = draw(entropy, SECRET_BYTES * count)
         privates = {
             self.next_number + place: drawn[SECRET_BYTES * place : SECRET_BYTES * (place + 1)]
@@ -308,12 +284,6 @@ class PrekeyStore(Secret):
     def erase(self, id: int) -> None:
         """Forget a prekey for good. Save the store afterwards: until then its file still has it."""
         self.private(id)
-        del self.privates[id]
-
-    def give(self, id: int, other: PrekeyStore) -> None:
-        """Hand a prekey over to another store of the same identity."""
-        other.privates[id] = self.private(id)
-        other.next_number = max(other.next_number, id + 1)
         del self.privates[id]
 
     def keep_newest(self, count: int, *, besides: int | None) -> None:
@@ -345,7 +315,7 @@ def _prekey_statement(identity_public: bytes, number: int, public: bytes) -> byt
 
 
 def _possession_weight(identity_public: bytes, public: bytes) -> int:
-    return curve.hash_to_number(_POSSESSION_TAG, identity_public, public)
+    return hash_to_number(_POSSESSION_TAG, identity_public, public)
 
 
 def _sign_jointly(identity: SecretBytes, private: SecretBytes, weight: int, message: bytes) -> bytes:
@@ -353,12 +323,12 @@ def _sign_jointly(identity: SecretBytes, private: SecretBytes, weight: int, mess
 
     The nonce is a hash of both secrets and the message, as in Ed25519 itself: never the same for two messages.
     """
-    own = curve.to_number(curve.clamped(hashlib.sha512(identity).digest()[:SECRET_BYTES]))
-    scalar = own + weight * curve.to_number(curve.scalar_of(private))
-    nonce = curve.hash_to_number(_NONCE_TAG, identity, private, message)
-    seen, public = curve.times_base(curve.to_scalar(nonce)), curve.times_base(curve.to_scalar(scalar))
+    own = to_number(clamped(hashlib.sha512(identity).digest()[:SECRET_BYTES]))
+    scalar = own + weight * to_number(scalar_of(private))
+    nonce = hash_to_number(_NONCE_TAG, identity, private, message)
+    seen, public = times_base(to_scalar(nonce)), times_base(to_scalar(scalar))
     asked = int.from_bytes(hashlib.sha512(seen + public + message).digest(), "little")
-    return seen + bytes(curve.to_scalar(nonce + asked * scalar))
+    return seen + bytes(to_scalar(nonce + asked * scalar))
 
 
 # How many attempts at one round there can be.
@@ -446,3 +416,82 @@ def verify_beacon(
 
 def _signed_link(index: int, value: bytes, commitment: bytes) -> bytes:
     return struct.pack("<Q", index) + value + commitment
+
+
+if not sodium.has_crypto_core_ed25519:
+    raise LocalProtocolError(
+        "the installed PyNaCl was built with a minimal libsodium, which cannot add points",
+        hint="install PyNaCl from its wheels",
+    )
+
+# What libsodium's binding raises for a point or a product that is none.
+_REFUSED = (CryptoError, ValueError, RuntimeError)
+
+
+def to_scalar(number: int) -> SecretBytes:
+    """A number modulo L as libsodium takes it."""
+    return SecretBytes((number % ORDER).to_bytes(SCALAR_BYTES, "little"))
+
+
+def to_number(scalar: bytes) -> int:
+    """The number behind a scalar."""
+    return int.from_bytes(scalar, "little")
+
+
+def hash_to_number(*fields: bytes) -> int:
+    """A number below L that nobody can tell from a random one: SHA-512 over the fields, modulo L."""
+    return int.from_bytes(hashlib.sha512(length_prefixed(*fields)).digest(), "little") % ORDER
+
+
+def times(scalar: bytes, point: bytes) -> bytes:
+    """`scalar * point`; a point that is not of prime order, or a product that is zero, is a `RemoteProtocolError`."""
+    try:
+        product: bytes = sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
+    except _REFUSED:
+        raise RemoteProtocolError("a point is not on the curve, or not of prime order") from None
+    return product
+
+
+def times_base(scalar: bytes) -> bytes:
+    """`scalar * B`; zero is a `RemoteProtocolError`."""
+    try:
+        product: bytes = sodium.crypto_scalarmult_ed25519_base_noclamp(scalar)
+    except _REFUSED:
+        raise RemoteProtocolError("a scalar is zero") from None
+    return product
+
+
+def total(points: Iterable[bytes]) -> bytes:
+    """The sum of one or more points; what is not on the curve is a `RemoteProtocolError`."""
+    rest = iter(points)
+    found = next(rest)
+    try:
+        for point in rest:
+            found = sodium.crypto_core_ed25519_add(found, point)
+    except _REFUSED:
+        raise RemoteProtocolError("a point is not on the curve") from None
+    return found
+
+
+def lift(public: bytes) -> bytes:
+    """The point with an even x whose u-coordinate is this public half of a prekey.
+
+    One key has one spelling, below the field's prime. Whether it is on the curve and of prime order shows when it is
+    multiplied.
+    """
+    u = int.from_bytes(public, "little")
+    if len(public) != POINT_BYTES or u >= FIELD - 1:
+        raise RemoteProtocolError("a prekey is spelt in another way than it must be", hint="do not use it")
+    return ((u - 1) * pow(u + 1, -1, FIELD) % FIELD).to_bytes(POINT_BYTES, "little")
+
+
+def clamped(private: bytes) -> SecretBytes:
+    """The scalar that X25519 and Ed25519 make of 32 bytes (RFC 7748, decodeScalar25519)."""
+    first, last = private[0] & 248, private[31] & 127 | 64
+    return SecretBytes(b"".join((bytes([first]), private[1:31], bytes([last]))))
+
+
+def scalar_of(private: bytes) -> SecretBytes:
+    """The scalar of a prekey's private half, with the sign for which `scalar * B` is `lift` of its public half."""
+    scalar = to_scalar(to_number(clamped(private)))
+    return scalar if times_base(scalar)[-1] < 128 else to_scalar(-to_number(scalar))

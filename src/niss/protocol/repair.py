@@ -38,7 +38,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import RemoteProtocolError
-from niss.protocol import curve
 from niss.protocol.agreement import (
     Agreed,
     Edge,
@@ -56,12 +55,12 @@ from niss.protocol.committee import (
     mask_seed,
     open_seals,
 )
-from niss.protocol.curve import Secret, SecretBytes
-from niss.protocol.keys import Identity, verify
+from niss.protocol.keys import POINT_BYTES, Identity, verify
 from niss.protocol.messages import Beacon, Participant, Reveal, Terms, Upload, Verdict, Vote
 from niss.protocol.schedule import Policy
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, add_gaussians
+from niss.redaction import Secret, SecretBytes
 
 LOG = logging.getLogger(__name__)
 _PURPOSE = "verdict"
@@ -221,7 +220,7 @@ def _wanted(
             continue
         partials = reveals[member].partials
         fitting = all(
-            one.seat in lost and len(one.points) == curve.POINT_BYTES * (masks + len(lost[one.seat]))
+            one.seat in lost and len(one.points) == POINT_BYTES * (masks + len(lost[one.seat]))
             for one in partials
         )
         if not fitting:

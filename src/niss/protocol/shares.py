@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.mechanism.rounding import round_randomly, round_records
 from niss.protocol.agreement import Agreed, Context, Edge
-from niss.protocol.curve import Entropy, Secret, SecretBytes, length_prefixed
-from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES
+from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES, Entropy
+from niss.protocol.wire import length_prefixed
 from niss.randomness import SecretStream, add_gaussians
+from niss.redaction import Secret, SecretBytes
 
 SEED_BYTES, EDGE_KEY_BYTES = 32, 16
 _PAIR_TAG = b"niss.pair.v1"

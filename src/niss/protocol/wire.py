@@ -57,6 +57,24 @@ class WireLimits:
                 raise ConfigError("must be a whole number above zero", field=field.name)
 
 
+def length_prefixed(*fields: bytes) -> bytes:
+    """Each field after its length (4 bytes, big-endian): no two lists of fields encode alike.
+
+    Whatever is hashed or signed goes through here, so that no field can borrow bytes from its neighbour.
+    """
+    return b"".join(part for field in fields for part in (len(field).to_bytes(4, "big"), field))
+
+
+def uint64(number: int) -> bytes:
+    """8 bytes, big-endian."""
+    return number.to_bytes(8, "big")
+
+
+def is_uint64(number: object) -> bool:
+    """Whether it is an int (no bool) from 0 to 2^64 - 1."""
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= UINT64
+
+
 # The largest value, length or count of a field under given limits, or under any.
 Bound = Callable[[WireLimits], int]
 

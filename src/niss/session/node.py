@@ -44,7 +44,6 @@ from niss.protocol import (
     Entropy,
     RevealRequest,
     RoundOpen,
-    SecretBytes,
     Terms,
     decode,
     encode,
@@ -53,7 +52,7 @@ from niss.protocol import (
 )
 from niss.randomness import SecretStream
 from niss.records import Records, clipped_rows, draw_batch
-from niss.redaction import printable
+from niss.redaction import SecretBytes, printable
 from niss.session.limits import Budget, Limits
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.session.ports import Directory, Reply, Request, Stage, sign_refusal

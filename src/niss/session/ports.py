@@ -36,13 +36,12 @@ from niss.protocol import (
     Participant,
     Prekey,
     Refusal,
-    SecretBytes,
     WireLimits,
     participants_hash,
     signed_part,
     verify,
 )
-from niss.redaction import printable
+from niss.redaction import SecretBytes, printable
 from niss.session.proposal import IN_HEX, Proposal
 from niss.settings import check_json, to_values
 

@@ -46,9 +46,9 @@ from niss.protocol import (
     length_prefixed,
     verify,
 )
-from niss.protocol.curve import uint64
 from niss.protocol.messages import VERSION as WIRE_VERSION
 from niss.protocol.messages import RoundCohorts
+from niss.protocol.wire import uint64
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.settings import check_json, to_values
 from niss.version import which_to_upgrade

@@ -15,9 +15,9 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import CoreSchema, core_schema
 
-from niss.protocol.curve import LARGEST_UINT64, length_prefixed, uint64
 from niss.protocol.keys import link_of
 from niss.protocol.messages import Participant, Prekey
+from niss.protocol.wire import UINT64, length_prefixed, uint64
 from niss.tracker.auth import LARGEST_BATCH, LARGEST_ROUND, LONGEST_RUN, Refused
 
 HASH_BYTES = 32
@@ -68,7 +68,7 @@ class _Strict(BaseModel):
 class PrekeyBody(_Strict):
     """A one-time X25519 key, signed by its owner."""
 
-    number: Annotated[int, Field(ge=0, le=LARGEST_UINT64)]
+    number: Annotated[int, Field(ge=0, le=UINT64)]
     public: HexKey
     signature: HexSignature
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.curve import length_prefixed, uint64
 from niss.protocol.keys import Identity, fingerprint, verify
+from niss.protocol.wire import length_prefixed, uint64
 
 
 class Refused(RemoteProtocolError):

@@ -27,9 +27,10 @@ from pathlib import Path
 
 from niss.graph import ShareGraph
 from niss.protocol.agreement import draw_graph, participants_hash
-from niss.protocol.curve import SecretBytes, length_prefixed, uint64
 from niss.protocol.keys import BeaconChain, Identity, link_of
 from niss.protocol.messages import Beacon, Participant
+from niss.protocol.wire import length_prefixed, uint64
+from niss.redaction import SecretBytes
 from niss.tracker import api
 from niss.tracker.api import Attempt, CommitmentBody, SeatsWanted
 from niss.tracker.auth import (

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Self, TypeVar
 
 from niss.errors import ConfigError
-from niss.protocol.curve import uint64
 from niss.protocol.keys import (
     LINKS_PER_ROUND,
     PUBLIC_BYTES,
@@ -30,6 +29,7 @@ from niss.protocol.keys import (
     fingerprint,
 )
 from niss.protocol.messages import Participant, Prekey
+from niss.protocol.wire import uint64
 from niss.tracker.api import HASH_BYTES, CommitmentBody, Counts, SeatsWanted, Stock
 from niss.tracker.auth import Refused
 
