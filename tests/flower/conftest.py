@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-
-import pytest
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
@@ -29,11 +26,4 @@ else:
     else:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
-
-@pytest.fixture
-def flower_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What Flower's own logger is told, which hands nothing on."""
-    logger = logging.getLogger("flwr")
-    logger.addHandler(caplog.handler)
-    yield caplog
-    logger.removeHandler(caplog.handler)
+logging.getLogger("flwr").propagate = True  # So that `caplog` hears it.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -55,6 +56,18 @@ def step_of(node: int, server_round: int, size: float = 0.02) -> dict[str, np.nd
     """The update a node makes in a round, the same whoever asks."""
     rng = np.random.default_rng([node % 1000, server_round])
     return {name: (size * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def model_after(rounds: Mapping[int, Collection[int]], size: int | None = None) -> np.ndarray:
+    """The model after rounds in which these nodes were summed, with weight 1 / size or as many as they are."""
+    moved = values(global_model())
+    for number, nodes in rounds.items():
+        steps = (
+            np.concatenate([part.astype(np.float64).ravel() for part in step_of(node, number).values()])
+            for node in nodes
+        )
+        moved = moved + sum(steps) / (size or len(nodes))
+    return moved
 
 
 def examples_and_loss(node: int, _server_round: int) -> dict[str, float]:
@@ -153,6 +166,19 @@ class FakeGrid(Grid):
             return reply
 
         self.mangle = mangle
+
+    @contextmanager
+    def killing(self, server_round: int) -> Iterator[None]:
+        """The server that runs in here is killed when it asks the first node to train in that round."""
+
+        def die(message: Message) -> None:
+            if message.content["config"]["server-round"] == server_round:
+                raise Killed
+
+        self.on_request("round", die, node=None)
+        with pytest.raises(Killed):
+            yield
+        self.tamper = lambda message: message
 
     def kept(self, stage: str) -> list[Message]:
         """Filled with copies of what the odd node is sent in a stage."""

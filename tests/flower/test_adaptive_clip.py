@@ -12,7 +12,7 @@ import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
-from flower.grid import FIRST, NODES, PRIVATE, WITHOUT_NOISE, FakeGrid, Killed, play, step_of
+from flower.grid import FIRST, NODES, PRIVATE, WITHOUT_NOISE, FakeGrid, play, step_of
 from flower.test_metrics import RANGES, reporting_app, uploads
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
@@ -87,12 +87,6 @@ def test_a_client_sends_one_number_more_and_need_not_agree_to_anything() -> None
     assert {len(one.vector) for one in uploads(grid)} == {len(one.vector) + 4 for one in uploads(plain)}
 
 
-def test_a_node_holds_the_run_to_its_own_limit() -> None:
-    strategy, _ = start(FakeGrid(NODES, **{"niss-clip": 0.5 * WITHOUT_NOISE.clip}), rounds=1)
-    assert strategy.rounds[0].survivors == 0
-    assert all("this node allows at most" in why for why in strategy.session.members.left_out.values())
-
-
 def test_a_server_that_raises_the_clip_above_the_plans_is_refused(monkeypatch) -> None:
     from niss.session import server as module
 
@@ -109,15 +103,8 @@ def test_a_run_that_is_resumed_goes_on_with_its_clip(tmp_path: Path) -> None:
     whole, _ = start(FakeGrid(NODES), rounds=4, plan=plan)
 
     grid = FakeGrid(NODES).keep_state(tmp_path)
-
-    def dying(message):
-        if message.content["config"]["server-round"] == 3:
-            raise Killed
-
-    grid.on_request("round", dying)
-    with pytest.raises(Killed):
+    with grid.killing(3):
         start(grid, rounds=4, plan=plan, resume=tmp_path / "run")
-    grid.tamper = lambda message: message
     resumed, _ = start(grid, rounds=4, plan=plan, resume=tmp_path / "run")
     found = [one.clip for one in resumed.rounds]
     expected = [one.clip for one in whole.rounds]

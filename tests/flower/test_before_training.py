@@ -108,15 +108,6 @@ class TestOrder:
         assert isinstance(decode(body_of(reply)), Refusal)
         assert len(training.calls) == 1, "the app trained on weights of the server's choice, uncharged"
 
-    def test_a_client_without_budget_does_not_train(self, tmp_path):
-        grid, again, training = FakeGrid(NODES).keep_state(tmp_path), FakeGrid(NODES), Training(unchanged)
-        start(grid, rounds=4)
-        again.contexts[ODD].node_config["niss-state"] = str(grid.home())
-        again.apps[ODD] = training.app
-        strategy = start(again, rounds=1)
-        assert ODD in strategy.session.members.left_out
-        assert training.calls == []
-
     def test_a_model_of_another_size_than_the_round_is_refused_uncharged_and_untrained(self, tmp_path):
         grid, training = FakeGrid(NODES).keep_state(tmp_path), Training(unchanged)
         grid.apps[ODD] = training.app
@@ -165,12 +156,13 @@ class TestOrder:
 
 
 class TestFailuresOfTheApp:
+    @pytest.mark.parametrize("deadline", [None, 60.0], ids=["at once", "in a thread"])
     @pytest.mark.parametrize("failure", FAILURES)
-    def test_a_failure_looks_like_any_other_upload_and_is_charged(self, failure, tmp_path):
+    def test_a_failure_looks_like_any_other_upload_and_is_charged(self, failure, deadline, tmp_path):
         grid = FakeGrid(NODES).keep_state(tmp_path)
         training = Training(FAILURES[failure], NissMod(clear_metrics=("loss",)))
         grid.apps[ODD] = training.app
-        strategy = start(grid, rounds=1)
+        strategy = start(grid, rounds=1, deadline=deadline)
         assert len(training.calls) == 1
         assert strategy.rounds[0].lost == {}
         assert strategy.rounds[0].survivors == NODES

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from niss.accounting import LedgerFile
-from niss.local import Processes, marked
+from niss.local import marked
 from niss.local.deployment import Deployment, Settings, make_node_key
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.protocol import load_identity
@@ -202,18 +202,6 @@ def test_an_interrupted_niss_up_leaves_nothing_behind(tmp_path, number):
         started.kill()
     assert started.returncode != 0
     wait_until(lambda: nothing_is_left(kept), seconds=5.0)
-
-
-def test_the_descendants_of_a_process_are_found_even_in_sessions_of_their_own(tmp_path):
-    detached = (
-        "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)\n"
-        "time.sleep(300)\n"
-    )
-    with Processes(tmp_path, os.environ) as processes:
-        one = processes.start("parent", [sys.executable, "-c", detached])
-        wait_until(lambda: len(marked(one.mark)) == 2, seconds=20.0)
-    wait_until(lambda: not marked(one.mark), seconds=5.0)
 
 
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])

@@ -115,7 +115,7 @@ def _sent(grid: FakeGrid, reply: Message) -> Message:
 
 
 @pytest.mark.parametrize("stage", ["enrol", "round", ""])
-def test_escape_codes_of_a_client_are_not_printed(stage: str, flower_log: pytest.LogCaptureFixture) -> None:
+def test_escape_codes_of_a_client_are_not_printed(stage: str, caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid(NODES)
 
     def change(reply: Message) -> Message:
@@ -125,7 +125,7 @@ def test_escape_codes_of_a_client_are_not_printed(stage: str, flower_log: pytest
 
     grid.mangle = change
     strategy = start(grid, inner=FedAvg())
-    said = [record.getMessage() for record in flower_log.records]
+    said = [record.getMessage() for record in caplog.records]
     assert any("]0;owned" in text for text in said)
     assert not any("\x1b" in text or "\x07" in text or "\r" in text or "y" * 600 in text for text in said)
     shown = [
@@ -135,7 +135,7 @@ def test_escape_codes_of_a_client_are_not_printed(stage: str, flower_log: pytest
     assert all(text.isprintable() for text in shown)
 
 
-def test_neither_are_those_of_a_server(flower_log: pytest.LogCaptureFixture) -> None:
+def test_neither_are_those_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
     """Nor are its longest words: what a proposal says ends in the log of each node that declines it."""
     grid, strategy = FakeGrid(NODES), NissStrategy(FedAvg(fraction_evaluate=0.0), plan=PLAN)
     identity = strategy._kept.identity
@@ -149,7 +149,7 @@ def test_neither_are_those_of_a_server(flower_log: pytest.LogCaptureFixture) -> 
     grid.on_request("enrol", with_body(change), node=None)
     with perhaps_without_a_round():
         strategy.start(grid, global_model(), num_rounds=1, timeout=1)
-    said = [record.getMessage() for record in flower_log.records if "declined" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "declined" in record.getMessage()]
     assert any("]0;owned" in text for text in said)
     assert not any("\x1b" in text or "\x07" in text or "\r" in text or "y" * 600 in text for text in said)
 

@@ -40,12 +40,18 @@ def test_a_degenerate_key_at_enrolment_costs_nobody_else_anything(tmp_path: Path
 
 
 def test_whoever_all_others_decline_because_of_is_left_out_not_they(tmp_path: Path) -> None:
-    """The others do not trust the odd one, and the server does not know: all of them decline the first round."""
+    """The others do not trust the odd one, and the server does not know: all of them decline the first round.
+
+    The relay is the server itself: it signs what it likes, but it cannot be somebody it is not.
+    """
     grid = FakeGrid(NODES).keep_state(tmp_path)
     trusted = write_coalition(tmp_path / "trusted.toml", grid)
     for node in grid.contexts.keys() - {ODD}:
         grid.contexts[node].node_config["niss-coalition"] = trusted
     strategy = start(grid, rounds=4, plan=PLAN)
+    lost = strategy.rounds[0].lost
+    assert set(lost) == {str(node) for node in grid.contexts.keys() - {ODD}}
+    assert all("not among the identities this client trusts" in why for why in lost.values())
     # Nor is the one upload of the first round passed on as if it were a sum.
     assert survivors(strategy) == [0, NODES - 1, NODES - 1, NODES - 1]
     assert strategy.session.members.left_out == {ODD: SPOILED}
@@ -73,9 +79,7 @@ def test_a_client_that_declines_is_asked_once_more_and_then_left_out_alone(round
     assert set(strategy.session.members.left_out) == ({ODD} if len(rounds) > 1 else set())
 
 
-def test_a_liar_in_the_repair_is_named_and_left_out(
-    tmp_path: Path, flower_log: pytest.LogCaptureFixture
-) -> None:
+def test_a_liar_in_the_repair_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It reveals more than it was asked for, under its signature: noticed whoever else answers."""
     grid = FakeGrid(NODES).keep_state(tmp_path)
 
@@ -92,7 +96,7 @@ def test_a_liar_in_the_repair_is_named_and_left_out(
     assert strategy.session.members.left_out == {ODD: LIED}
     assert f"node {ODD}: {LIED}" in strategy.rounds[0].problems
     assert [one.problems for one in strategy.rounds[1:]] == [(), ()]
-    said = [one.getMessage() for one in flower_log.records if one.levelno >= logging.WARNING]
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert any(str(ODD) in text and LIED in text for text in said)
     assert all(one.exact for one in strategy.rounds)
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FIRST, NODES, ODD, PLAN, FakeGrid, body_of, start
+from flower.test_before_training import Training, unchanged
 from flower.test_own_books import played
 from niss.accounting import Charge
 from niss.errors import LocalProtocolError, PrivacyError
@@ -34,21 +34,15 @@ def test_a_spent_budget_holds_in_the_next_run_too(tmp_path):
     grid, again = FakeGrid(NODES).keep_state(tmp_path), FakeGrid(NODES)
     start(grid, rounds=4)
     again.contexts[ODD].node_config["niss-state"] = str(grid.home())
+    training = Training(unchanged)
+    again.apps[ODD] = training.app
     strategy = start(again, rounds=3)
     assert NOT_ALLOWED in strategy.session.members.left_out[ODD]
+    assert training.calls == []
     # It declined to join, and nobody waits for its upload.
     assert [(one.participants, one.survivors, one.exact) for one in strategy.rounds] == [
         (NODES - 1, NODES - 1, True)
     ] * 3
-
-
-def test_the_server_spares_clients_a_round_their_plan_does_not_cover():
-    everyone = FedAvg(fraction_train=0.5, min_train_nodes=NODES, fraction_evaluate=0.0)
-    strategy = start(FakeGrid(NODES), rounds=6, inner=everyone)
-    assert [one.survivors for one in strategy.rounds] == [NODES] * 4 + [0]
-    assert "0 of 6 nodes could take part" in strategy.rounds[-1].skipped
-    assert strategy.statement.epsilon_joint == pytest.approx(8.0, rel=0.01)
-    assert strategy.statement.epsilon_joint <= 8.0
 
 
 def test_a_round_is_answered_once_even_by_two_processes(tmp_path):

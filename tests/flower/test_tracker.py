@@ -126,16 +126,8 @@ def test_who_joins_pays_for_every_graph_of_the_chain(service):
 
 def test_a_server_that_is_killed_goes_on_with_the_same_tracker(service, tmp_path):
     grid = service.grid()
-    first = service.strategy(resume=tmp_path / "run")
-
-    def killed(_message: Message) -> None:
-        if len(first.rounds) == 1:
-            raise KeyboardInterrupt
-
-    grid.on_request("round", killed, node=None)
-    with pytest.raises(KeyboardInterrupt):
-        run(first, grid, 3)
-    grid.tamper = lambda message: message
+    with grid.killing(2):
+        run(service.strategy(resume=tmp_path / "run"), grid, 3)
     again = service.strategy(resume=tmp_path / "run")
     run(again, grid, 3)
     assert [one.survivors for one in again.rounds] == [6, 0, 6]
@@ -232,7 +224,7 @@ class TestATrackerThatIsAway:
         assert [one.survivors for one in again.rounds] == [6, 6, 6]
 
     @pytest.mark.parametrize(("stage", "what"), [("start", "the run"), ("enrol", "round 1")])
-    def test_for_a_while_costs_no_round(self, service, monkeypatch, flower_log, stage, what):
+    def test_for_a_while_costs_no_round(self, service, monkeypatch, caplog, stage, what):
         from niss.tracker import coordinator
 
         grid, server = service.grid(), service.strategy(patience=60.0)
@@ -248,7 +240,7 @@ class TestATrackerThatIsAway:
         monkeypatch.setattr(coordinator, "time", clock)
         run(server, grid, 2)
         assert waited
-        assert f"niss: {what} waits, for at most" in flower_log.text
+        assert f"niss: {what} waits, for at most" in caplog.text
         assert [one.survivors for one in server.rounds] == [6, 6]
         assert not server.session.members.left_out
 

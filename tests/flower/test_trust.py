@@ -50,17 +50,6 @@ class TestLies:
         assert survivors(strategy) == [NODES - 1, NODES - 1]
         assert any(f"Node {ODD} was left out: the signature" in one for one in strategy.statement.caveats)
 
-    def test_a_server_that_seats_a_stranger_is_caught_by_the_coalition(self, tmp_path):
-        """The relay is the server itself: it signs what it likes, but it cannot be somebody it is not."""
-        grid = FakeGrid(NODES).keep_state(tmp_path)
-        coalition = write_coalition(tmp_path / "coalition.toml", grid)
-        trusting = grid.contexts.keys() - {ODD}
-        for node in trusting:
-            grid.contexts[node].node_config["niss-coalition"] = coalition
-        lost = start(grid, rounds=1).rounds[0].lost
-        assert set(lost) == {str(node) for node in trusting}
-        assert all("not among the identities this client trusts" in why for why in lost.values())
-
     def test_a_server_with_the_coalition_leaves_the_unregistered_key_out(self, tmp_path):
         grid = FakeGrid(NODES).keep_state(tmp_path)
         strategy = start(grid, coalition=write_coalition(tmp_path / "c.toml", grid))
@@ -97,8 +86,8 @@ class TestPins:
     def test_pins_that_match_are_kept_and_the_statement_counts_what_is_on_trust(self, tmp_path):
         key = create_keyfile(tmp_path / "server.key", Identity.generate(os.urandom)).public.hex()
         grid = FakeGrid(NODES, **{"niss-server": key, "niss-epsilon": 8.0, "niss-delta": 1e-5})
-        strategy = start(grid, key=tmp_path / "server.key")
-        assert survivors(strategy) == [NODES, NODES]
+        strategy = start(grid, rounds=4, key=tmp_path / "server.key")
+        assert survivors(strategy) == [NODES] * 4, "all of a budget that is pinned can be spent"
         trust = next(caveat for caveat in strategy.statement.caveats if "took on trust" in caveat)
         assert "the server's key" not in trust
         assert trust.startswith("All 6 clients")

@@ -75,15 +75,6 @@ def test_a_newer_node_is_left_out_with_what_to_do():
     assert survivors(strategy) == [NODES - 1] * 2
 
 
-@pytest.mark.parametrize(("version", "older"), [(0, "the side that sent it"), (3, "this side")])
-def test_a_message_of_another_wire_version_says_who_is_older(version, older):
-    grid = FakeGrid(NODES)
-    grid.on_reply("round", with_body(lambda body: body[:4] + bytes([version]) + body[5:]))
-    strategy = start(grid, rounds=1)
-    assert f"upgrade niss on {older}" in strategy.rounds[0].lost[str(ODD)]
-    assert strategy.rounds[0].survivors == NODES - 1
-
-
 def test_a_stage_that_a_node_does_not_know():
     grid = FakeGrid(NODES)
     grid.on_request("enrol", lambda message: message.content["niss"].update(stage="negotiate"))

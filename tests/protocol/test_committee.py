@@ -99,23 +99,6 @@ def test_two_dealings_have_nothing_in_common() -> None:
     assert mask != another
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_partials_that_make_zero_together_are_refused(place: int) -> None:
-    """The last of three that cancels the others: neither a mask nor a key, and no exception of another kind."""
-    federation, agreed = opened()
-    _, pieces = dealt(federation, agreed)
-    made = {
-        member: partials_of(federation, agreed, member, pieces) for member in agreed.committee[:THRESHOLD]
-    }
-    points = numbered(agreed, made, 0)
-    factors = committee.coefficients(tuple(sorted(points)), 0)
-    others = [one for one in range(THRESHOLD) if one != place]
-    rest = keys.total(keys.times(keys.to_scalar(factors[one]), points[one + 1]) for one in others)
-    points[place + 1] = keys.times(keys.to_scalar(-pow(factors[place], -1, keys.ORDER)), rest)
-    with pytest.raises(RemoteProtocolError, match="zero"):
-        committee.combine(points)
-
-
 def test_an_added_number_only_adds_a_known_point() -> None:
     """A server that shifts a piece under its pad, and its point, gets `f(c) P + 5 P`: it could add that itself."""
     federation, agreed = opened()

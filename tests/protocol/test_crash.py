@@ -22,10 +22,9 @@ from niss.protocol import shares as shares_module
 from niss.protocol.agreement import agree
 from niss.protocol.client import Memory, dump, restore, rounds_answered
 from niss.protocol.keys import Identity, PrekeyStore
-from niss.protocol.messages import RevealRequest, RoundOpen, decode, encode
+from niss.protocol.messages import RevealRequest, RoundOpen
 from niss.protocol.server import Outcome, Server
 from support.protocol_round import (
-    GRID,
     NOISY,
     CarriedFederation,
     Federation,
@@ -387,22 +386,6 @@ def test_rounds_that_were_charged_are_remembered() -> None:
     assert rounds_answered(kept) == (1, 4)
     with pytest.raises(LocalProtocolError, match="damaged"):
         restore(bytes(kept).replace(b"[1,4]", b'["x"]'))
-
-
-def test_server_and_all_clients_may_be_restarted_between_any_two_rounds() -> None:
-    """The server goes on from the opening it saved and from who survived, clients with the keys of their next round."""
-    federation = CarriedFederation(schedule(rounds=5))
-    identity = federation.server._identity
-    total = np.zeros(federation.schedule.coordinates, dtype=np.int64)
-    for number in range(5):
-        outcome = federation.play_round(number)
-        assert outcome.exact
-        total += np.rint(outcome.total * 2.0**GRID).astype(np.int64)
-        federation.opened[number] = decode(encode(federation.opened[number]))
-        federation.server = Server(Identity(identity.secret_bytes()))
-        for one in range(len(federation.seats)):
-            federation.restart(one)
-    assert np.array_equal(total, sum(federation.sums.values()))
 
 
 def test_a_server_that_lost_a_round_goes_on_with_the_cohort_it_announced() -> None:

@@ -128,14 +128,6 @@ def test_shares_of_another_strength_than_planned_are_refused(factor: float, acce
     assert (answered(federation, opened) is not None) == accepted
 
 
-def test_a_round_without_shares_is_refused_though_its_charge_would_do() -> None:
-    federation = assessing(SIZE, "no shares", colluders=COLLUDERS, mu=10.0)
-    opened = opened_with(federation, replace(honest_terms("tolerate"), unit_variance=0.0))
-    assert opened is not None
-    with pytest.raises(NissError, match="no noise shares"):
-        federation.clients[0].upload(opened, np.ones(COORDINATES), federation.entropy)
-
-
 @pytest.mark.parametrize(
     ("policy", "change", "match"),
     [
@@ -145,6 +137,7 @@ def test_a_round_without_shares_is_refused_though_its_charge_would_do() -> None:
         ({"trusted": frozenset()}, {}, "trusts"),
         ({"mu": 0.1}, {}, r"mu = 0\.5"),
         ({"modes": ("tolerate",)}, {"mode": "repair"}, "repair"),
+        ({}, {"unit_variance": 0.0}, "no noise shares"),
         ({}, {"grid_bits": 63}, "at most 62"),
         ({}, {"modulus_bits": 40}, "32 or 64 bits"),
         ({}, {"unit_variance": 1e40}, "too strong for the grid"),

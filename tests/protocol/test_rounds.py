@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree, commitment_of, participants_hash, terms_hash, unpack
+from niss.protocol.keys import Identity
 from niss.protocol.schedule import Schedule
 from niss.protocol.server import EndedRound, Server
 from support.protocol_round import (
@@ -237,17 +238,6 @@ def test_a_request_that_is_malformed_binds_nobody(change: str) -> None:
     assert federation.seats[0].restart().reveal(request).partials
 
 
-def test_prekeys_are_erased_when_the_round_is_over() -> None:
-    federation = Federation(4)
-    opened = federation.open()
-    client = federation.clients[0]
-    client.upload(opened, federation.updates()[0], federation.entropy)
-    number = opened.participants[0].prekey.number
-    assert number in client._prekeys
-    client.close_round()
-    assert number not in client._prekeys
-
-
 def test_whoever_enrols_a_client_again_and_again_does_not_fill_its_disk() -> None:
     federation = Federation(4)
     seat = federation.seats[0]
@@ -343,13 +333,18 @@ def test_more_than_were_charged_for_are_not_repaired() -> None:
             federation.seats[federation.cohort(1)[seat]].client.reveal(carried(request))
 
 
-def test_a_server_may_be_started_again_between_any_two_rounds() -> None:
-    federation = CarriedFederation(repairing())
+@pytest.mark.parametrize("committed", [schedule(), repairing()], ids=["tolerate", "repair"])
+def test_server_and_all_clients_may_be_restarted_between_any_two_rounds(committed: Schedule) -> None:
+    """The server goes on from the opening it saved, from who survived and from what was said in the last round."""
+    federation = CarriedFederation(committed)
     for number in range(5):
-        federation.play_round(number, (number,))
+        federation.play_round(number, (number,) if committed.noise.committee else ())
+        federation.opened[number] = carried(federation.opened[number])
         ended = federation.server.ended
         kept = None if ended is None else EndedRound.from_bytes(ended.to_bytes())
-        federation.server = Server(federation.server._identity, ended=kept)
+        federation.server = Server(Identity(federation.server._identity.secret_bytes()), ended=kept)
+        for one in range(len(federation.seats)):
+            federation.restart(one)
     np.testing.assert_array_equal(left(federation), 0)
     assert all(outcome.exact for outcome in federation.outcomes.values())
 

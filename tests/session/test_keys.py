@@ -26,12 +26,6 @@ def test_every_spelling_of_a_point_of_small_order_is_refused(public: int) -> Non
         keys.check_prekey(degenerate(identity, public), identity.public)
 
 
-def test_honest_keys_pass_the_check_for_small_order() -> None:
-    identity = keys.Identity.generate(seeded_entropy("keys 2"))
-    for one in keys.PrekeyStore().batch(20, identity, seeded_entropy("keys 3")):
-        keys.check_prekey(one, identity.public)
-
-
 def test_a_copy_of_another_clients_key_costs_that_one_nothing() -> None:
     """Whoever sits beside a copy of its own key declines."""
     relay = Relay()
