@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -150,7 +151,7 @@ def test_with_a_tracker_that_is_restarted_and_a_server_that_is_killed(service: S
 
     def killed(message: Message) -> None:
         if decode(message.content["niss"]["body"]).terms.round == 1:
-            service.restart()
+            service.restart(signal.SIGKILL)
             raise Killed
 
     grid.on_request("round", killed, node=None)

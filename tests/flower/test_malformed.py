@@ -21,8 +21,7 @@ from flower.grid import (
     survivors,
     with_body,
 )
-from fuzz.driver import run_chunk
-from fuzz.fuzz_flower import NASTY_HEADERS, NASTY_NUMBERS, TARGET, feed, make_session, npy
+from fuzz.fuzz_flower import NASTY_HEADERS, NASTY_NUMBERS, feed, make_session, npy
 from niss.errors import RemoteProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.transport import read_reply, to_content
@@ -152,14 +151,6 @@ def test_neither_are_those_of_a_server(caplog: pytest.LogCaptureFixture) -> None
     said = [record.getMessage() for record in caplog.records if "declined" in record.getMessage()]
     assert any("]0;owned" in text for text in said)
     assert not any("\x1b" in text or "\x07" in text or "\r" in text or "y" * 600 in text for text in said)
-
-
-@pytest.mark.parametrize("chunk", range(2))
-def test_a_slice_of_the_fuzzer(chunk: int) -> None:
-    tally = run_chunk(TARGET, seed=20_000, chunk=chunk, count=1_500)
-    assert tally.findings == []
-    assert tally.counts["taken"] > 30
-    assert tally.counts["refused"] > 500
 
 
 def test_the_fuzzer_notices_a_crash_and_another_body(monkeypatch: pytest.MonkeyPatch) -> None:

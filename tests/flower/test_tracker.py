@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import signal
 import time
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,77 +17,59 @@ from flwr.serverapp.strategy import FedAvg
 
 from flower.grid import FakeGrid, global_model, perhaps_without_a_round, with_body
 from niss.accounting import Plan
-from niss.errors import ConfigError, PausedError
-from niss.flower import Limits, NissStrategy
+from niss.errors import PausedError
+from niss.flower import NissStrategy
 from niss.flower.mod import open_store
-from niss.local import Processes, Started
 from niss.local.deployment import free_port
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
 from niss.session.proposal import read_proposal
 from niss.session.server import Session
 from niss.tracker.client import TrackerClient
+from tracker.harness import TrackerProcess
 
 pytestmark = pytest.mark.skipif(
     find_spec("fastapi") is None or find_spec("uvicorn") is None,
     reason="the tracker is not installed: pip install 'niss[tracker]'",
 )
 PLAN = Plan(clip=0.5, epsilon=8.0, participations=4, neighbours=3, kappa=2.0, collusion=0.1)
-RUN = [sys.executable, "-m", "niss", "tracker"]
 
 
-class Service:
-    """A tracker in a process of its own, which can be killed and started again."""
+class Service(TrackerProcess):
+    """A tracker in a process of its own, which can be killed and started again, and its server's key."""
 
-    def __init__(self, folder, processes: Processes) -> None:
-        self._folder, self._processes, self._port = folder, processes, free_port()
-        self.key = create_keyfile(folder / "server.key", Identity.generate(os.urandom))
-        self.url = f"http://127.0.0.1:{self._port}"
-        self.start()
+    def __init__(self, folder: Path) -> None:
+        key = create_keyfile(folder / "server.key", Identity.generate(os.urandom))
+        super().__init__(folder, key.public)
 
-    def start(self) -> None:
-        public, store = self.key.public.hex(), f"sqlite:///{self._folder / 'tracker.db'}"
-        words = ["--server-key", public, "--port", str(self._port), "--store", store]
-        self.process: Started = self._processes.start("tracker", [*RUN, *words])
-        end = time.monotonic() + 60.0
-        ready = self.process.log.read_text().count('{"url"')
-        while self.process.log.read_text().count('{"url"') == ready:
-            self.process.require_running()
-            assert time.monotonic() < end, self.process.last_output()
-            time.sleep(0.05)
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
 
     def kill(self) -> None:
-        self._processes.kill(self.process)
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
+        self.stop(signal.SIGKILL)
 
     def grid(self, nodes: int = 6, **config) -> FakeGrid:
         """Nodes that pin its address and its holder."""
-        return FakeGrid(nodes, **{"niss-tracker": self.url, "niss-holder": self.holder, **config})
-
-    @property
-    def holder(self) -> str:
-        lines = [line for line in self.process.log.read_text().splitlines() if line.startswith('{"url"')]
-        return str(json.loads(lines[-1])["holder"])
+        return FakeGrid(nodes, **{"niss-tracker": self.url, "niss-holder": self.ready["holder"], **config})
 
     def strategy(self, plan: Plan = PLAN, **options) -> NissStrategy:
         inner = FedAvg(fraction_evaluate=0.0)
-        return NissStrategy(inner, plan=plan, tracker=self.url, key=self._folder / "server.key", **options)
+        return NissStrategy(inner, plan=plan, tracker=self.url, key=self.folder / "server.key", **options)
 
 
 @pytest.fixture(scope="module")
 def one_service(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tracker")
-    with Processes(folder, os.environ) as processes:
-        yield Service(folder, processes)
+    service = Service(tmp_path_factory.mktemp("tracker"))
+    yield service
+    if service.running:
+        service.kill()
 
 
 @pytest.fixture
 def service(one_service):
     """One process for all tests of a file, started again where a test has left it dead."""
-    if not one_service.process.running:
+    if not one_service.running:
         one_service.start()
     return one_service
 
@@ -102,7 +85,7 @@ def test_a_run_with_a_tracker_that_is_restarted_between_rounds(service):
 
     def restart(_message: Message) -> None:
         if len(strategy.rounds) == 1:
-            service.restart()
+            service.restart(signal.SIGKILL)
 
     grid.on_request("round", restart, node=list(grid.contexts)[-1])
     run(strategy, grid, 3)
@@ -175,7 +158,7 @@ class TestATrackerThatIsAway:
             return
 
         def kill(_message: Message) -> None:
-            if service.process.running:
+            if service.running:
                 service.kill()
                 grid.tamper = lambda message: message
 
@@ -233,7 +216,7 @@ class TestATrackerThatIsAway:
 
         def come_back(seconds: float) -> None:
             waited.append(seconds)
-            if not service.process.running:
+            if not service.running:
                 service.start()
 
         clock = SimpleNamespace(monotonic=time.monotonic, sleep=come_back)
@@ -307,17 +290,6 @@ def test_a_pinned_tracker_is_the_only_one_that_is_spoken_to(service, monkeypatch
     assert set(asked) == {service.url}
     (why,) = strategy.session.members.left_out.values()
     assert why == "declined: the tracker of this run is not the one this node expects"
-
-
-def test_where_an_authority_is_set_the_tracker_must_speak_https(service, tmp_path):
-    grid = FakeGrid(3, **{"niss-tracker-ca": str(tmp_path / "ca.crt")})
-    strategy = service.strategy()
-    run(strategy, grid)
-    assert set(strategy.session.members.left_out.values()) == {
-        "declined: the tracker of this run is not the one this node expects"
-    }
-    with pytest.raises(ConfigError, match="https"):
-        Limits(tracker="http://tracker.example", tracker_ca=tmp_path / "ca.crt")
 
 
 def test_runs_with_a_pinned_holder_are_paid_for_and_then_refused(service, tmp_path):

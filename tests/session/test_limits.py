@@ -133,6 +133,7 @@ def test_an_owner_can_agree_to_a_plan_that_promises_nothing_by_name() -> None:
         ({"niss-uncalibrated": "perhaps"}, "niss-uncalibrated"),
         ({"niss-epsilon": 1.0}, "must be set together"),
         ({"niss-modes": "planned"}, "niss-modes"),
+        ({"niss-tracker": "http://a.tracker", "niss-tracker-ca": "ca.crt"}, "must be an address of https"),
     ],
 )
 def test_a_misspelt_limit_is_no_limit_and_is_refused(config: dict[str, Any], field: str) -> None:

@@ -1,4 +1,4 @@
-"""Short slices of the fuzzers of wire format, terms and machines in `tests/fuzz`, with seeds of their own."""
+"""Fuzzers that find nothing would find something: each notices what is broken on purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from fuzz import fuzz_machines, fuzz_terms, fuzz_wire
+from fuzz import fuzz_terms
 from fuzz.driver import run_chunk
 from fuzz.fuzz_machines import World, relayed_lie, signed_lie
 from fuzz.fuzz_wire import feed
@@ -15,18 +15,6 @@ from niss.accounting import CommittedAccount, DrawnAccount
 from niss.protocol.client import Client
 from niss.protocol.messages import Upload
 from niss.protocol.server import Server
-
-
-@pytest.mark.parametrize("chunk", range(4))
-def test_damaged_messages_are_refused_or_encode_to_themselves(chunk: int) -> None:
-    tally = run_chunk(fuzz_wire.TARGET, seed=20_000, chunk=chunk, count=5_000)
-    counts = tally.counts
-    assert tally.findings == []
-    assert counts.total() == 5_000
-    # The slice means nothing unless both verdicts are common, on damaged input too.
-    assert counts["unchanged, accepted"] > 100
-    assert counts["damaged, accepted"] > 100
-    assert counts["damaged, refused"] > 1_000
 
 
 def test_the_fuzzer_notices_a_crash_and_a_second_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,43 +25,16 @@ def test_the_fuzzer_notices_a_crash_and_a_second_encoding(monkeypatch: pytest.Mo
     assert feed(b"") == "encodes to other bytes"
 
 
-def test_odd_terms_are_refused_or_charged_for() -> None:
-    tally = run_chunk(fuzz_terms.TARGET, seed=20_000, chunk=2, count=150)
-    assert tally.findings == []
-    assert min(tally.counts[kind] for kind in ("charged", "refused")) > 20
-
-
 def test_the_fuzzer_notices_a_charge_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     known = DrawnAccount.__call__
     monkeypatch.setattr(DrawnAccount, "__call__", lambda *given: 0.9 * known(*given))
     assert run_chunk(fuzz_terms.TARGET, seed=20_000, chunk=2, count=60).findings
 
 
-def test_odd_runs_with_carried_shares_are_refused_or_charged_for() -> None:
-    tally = run_chunk(fuzz_terms.TARGET, seed=20_000, chunk=1, count=300)
-    assert tally.findings == []
-    kinds = ("schedule, covered", "schedule, refused", "opening, refused")
-    assert min(tally.counts[kind] for kind in kinds) > 20
-    assert tally.counts["opening, answered"] > 5
-
-
 def test_the_fuzzer_notices_a_run_charged_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     known = CommittedAccount.cost
     monkeypatch.setattr(CommittedAccount, "cost", lambda *given: 0.99 * known(*given))
     assert run_chunk(fuzz_terms.TARGET, seed=20_000, chunk=1, count=100).findings
-
-
-@pytest.mark.parametrize("chunk", range(4))
-def test_damaged_and_lying_messages_crash_nothing_and_forge_nothing(chunk: int) -> None:
-    tally = run_chunk(fuzz_machines.TARGET, seed=30_000, chunk=chunk, count=600)
-    counts = tally.counts
-    assert tally.findings == []
-    assert counts.total() == 600
-    # The slice means nothing unless every kind of outcome is common.
-    assert counts["bytes, refused"] > 50
-    assert counts["fields, refused"] > 100
-    assert counts["signed, refused"] > 20
-    assert counts["signed, accepted"] > 10
 
 
 def test_the_fuzzer_notices_a_machine_that_checks_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +54,12 @@ def test_the_fuzzer_notices_a_crash_and_a_round_that_cannot_end(monkeypatch: pyt
     rng = random.Random(2)
     with pytest.raises(ZeroDivisionError):
         deque((signed_lie(world, rng) for _ in range(200)), maxlen=0)
+
+
+def test_the_fuzzer_notices_a_defect_of_the_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi")
+    from fuzz.fuzz_tracker import TARGET
+
+    monkeypatch.setattr("niss.tracker.rounds.Rounds.run", lambda _self, _run: 1 // 0)
+    tally = run_chunk(TARGET, seed=50_000, chunk=0, count=100)
+    assert any("status 500" in finding for finding in tally.findings)
