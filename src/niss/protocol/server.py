@@ -19,8 +19,6 @@ can see.
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +34,6 @@ from niss.protocol.agreement import Agreed, Context, Edge, agree, check_packed, 
 from niss.protocol.keys import Identity, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
-    Message,
     Participant,
     PreviousRound,
     Reveal,
@@ -47,8 +44,6 @@ from niss.protocol.messages import (
     Upload,
     Verdict,
     Vote,
-    decode,
-    encode,
     signed_part,
 )
 from niss.protocol.repair import (
@@ -156,31 +151,6 @@ class EndedRound:
         """What messages about the shares that it carried on name it by; empty where it carried none."""
         return b"" if self.agreed.after is None else self.agreed.after.context.digest()
 
-    def to_bytes(self) -> bytes:
-        """All of it, for a server that may be started again before the next round is over."""
-        verdict = RevealRequest(self.agreed.digest, self.survivors, b"", verdict=self.verdict)
-        said: list[Message] = [self.agreed.opened, verdict, *(self.uploads[seat] for seat in self.survivors)]
-        return json.dumps([base64.b64encode(encode(one)).decode() for one in said]).encode()
-
-    @classmethod
-    def from_bytes(cls, kept: bytes) -> EndedRound:
-        """What `to_bytes` gave; anything else is a `LocalProtocolError`."""
-        try:
-            opened, verdict, *said = (
-                decode(base64.b64decode(one, validate=True)) for one in json.loads(kept)
-            )
-            uploads = {one.seat: one for one in said if isinstance(one, Upload)}
-            if not isinstance(opened, RoundOpen) or not isinstance(verdict, RevealRequest):
-                raise ValueError
-            if len(uploads) != len(said) or verdict.survivors != tuple(uploads):
-                raise ValueError
-            return cls(agree(opened), verdict.survivors, uploads, verdict.verdict)
-        except (ValueError, TypeError, RemoteProtocolError):
-            raise LocalProtocolError(
-                "what this server kept of the last round is damaged",
-                hint="leave it out: what lost clients had carried then stays in the sum, and is counted",
-            ) from None
-
 
 @dataclass
 class _Round:
@@ -234,13 +204,13 @@ class Server:
     The driver calls `open_round`, hands in uploads, then either `finish` (mode `tolerate`), or `request_reveals`,
     reveals, `finish`. It may finish at any stage: with whatever has arrived by then. With carried shares it may call
     `request_carried_reveals` before, and hand in what the committee of the round before reveals. What that needs of the
-    round before is `ended` after each `finish`: a server that is started again is given it (`EndedRound.to_bytes`).
+    round before is `ended`, from each `finish` on; a server that was started again has none.
     """
 
-    def __init__(self, identity: Identity, *, ended: EndedRound | None = None) -> None:
+    def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._round: _Round | None = None
-        self.ended = ended
+        self.ended: EndedRound | None = None
         self.state = ServerStage.IDLE
 
     @property
