@@ -27,6 +27,7 @@ from niss.flower import NissMod, NissStrategy
 from niss.flower.transport import read_reply, to_content
 from niss.protocol.keys import SIGNATURE_BYTES
 from niss.session.ports import Reply
+from session.scene import signed_proposal
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2K\rniss: 6 of 6 uploads summed\n\u202e"
 
@@ -142,8 +143,7 @@ def test_neither_are_those_of_a_server(caplog: pytest.LogCaptureFixture) -> None
     def change(body: bytes) -> bytes:
         text = json.loads(body[SIGNATURE_BYTES:]) | {"tracker": "y" * 5000}
         text["plan"]["graph"] = ESCAPES[:30]
-        data = json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
-        return identity.sign("flower proposal", data) + data
+        return signed_proposal(identity, text)
 
     grid.on_request("enrol", with_body(change), node=None)
     with perhaps_without_a_round():

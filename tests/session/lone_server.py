@@ -16,7 +16,6 @@ from niss.protocol.keys import LINKS_PER_ROUND, Identity, PrekeyStore, _link_aft
 from niss.protocol.messages import (
     Beacon,
     Participant,
-    Refusal,
     RoundOpen,
     Terms,
     Upload,
@@ -30,6 +29,7 @@ from niss.session.ports import Reply, Request, Stage
 from niss.session.proposal import Enrolment, Proposal
 from niss.session.store import MemoryStore
 from niss.tracker.coordinator import NodesTracker
+from session.scene import refused
 from support.protocol_round import seeded_entropy
 
 COORDINATES = 16
@@ -133,11 +133,3 @@ class LoneServer:
     def charged(self) -> float:
         """The mu that the victim's own books have, all rounds together."""
         return float(self.store.charged.joint_squared[0]) ** 0.5
-
-
-def refused(reply: Reply) -> str | None:
-    """Why a reply declines; None for one that does not."""
-    if reply.body.startswith(b"niss enrolment"):
-        return None
-    message = decode(reply.body)
-    return message.reason if isinstance(message, Refusal) else None

@@ -14,7 +14,7 @@ import numpy as np
 
 from niss.accounting import Plan
 from niss.accounting.assumed import fewest_participants
-from niss.protocol import Identity, RoundOpen, decode, rounds_answered
+from niss.protocol import Identity, Refusal, RoundOpen, decode, rounds_answered
 from niss.runs import RoundRecord
 from niss.session import Parties
 from niss.session.books import RunState
@@ -22,7 +22,7 @@ from niss.session.limits import Limits
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.session.node import Training
 from niss.session.ports import NO_REPLY, Relay, Reply, Request, Stage
-from niss.session.proposal import Setup
+from niss.session.proposal import ENROLMENT_PREFIX, Setup
 from niss.session.server import Session, drive
 from niss.settings import check_json, to_values
 from support.protocol_round import seeded_entropy
@@ -34,6 +34,21 @@ CARRIED = replace(ORDINARY, method="niss-carried", kappa=4.0, separation=2)
 
 class Killed(BaseException):
     """Stands for kill -9: nothing in the server may run after it."""
+
+
+def refused(reply: object) -> str | None:
+    """Why a reply declines; None for one that does not."""
+    assert isinstance(reply, Reply)
+    if reply.body.startswith(ENROLMENT_PREFIX):
+        return None
+    message = decode(reply.body)
+    return message.reason if isinstance(message, Refusal) else None
+
+
+def signed_proposal(identity: Identity, values: object) -> bytes:
+    """A proposal of any content, signed as a server signs its own."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+    return identity.sign("flower proposal", text) + text
 
 
 def update_of(node: int, number: int) -> np.ndarray:

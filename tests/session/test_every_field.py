@@ -21,8 +21,9 @@ from niss.protocol.agreement import agree
 from niss.protocol.keys import SIGNATURE_BYTES
 from niss.protocol.messages import Participant, Terms, encode
 from niss.session.ports import Stage
-from niss.session.proposal import _ALWAYS, _PROPOSAL_PURPOSE, Enrolment, Proposal, read_proposal
-from session.lone_server import COORDINATES, LoneServer, refused
+from niss.session.proposal import _ALWAYS, Enrolment, Proposal, read_proposal
+from session.lone_server import COORDINATES, LoneServer
+from session.scene import refused, signed_proposal
 from support.what_left import COLLUDERS, SIZE, spoilt, true_mu
 
 PLAN = Plan(
@@ -72,8 +73,7 @@ class Hostile(LoneServer):
 
     def propose(self, values: dict[str, Any]) -> str | None:
         """Have the victim join on a proposal of any content, correctly signed; why it does not, or None."""
-        text = json.dumps(values).encode()
-        signed = self.identity.sign(_PROPOSAL_PURPOSE, text) + text
+        signed = signed_proposal(self.identity, values)
         try:
             self.proposal = read_proposal(signed)
         except NissError:

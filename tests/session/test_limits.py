@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,15 +12,14 @@ import pytest
 from niss.accounting import Plan
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import Slots
-from niss.protocol import Refusal, decode
 from niss.protocol import messages as wire
 from niss.session.limits import Budget, Limits
 from niss.session.node import Node
-from niss.session.ports import Reply, Request, Stage
+from niss.session.ports import Request, Stage
 from niss.session.proposal import Proposal, Setup, read_proposal
 from niss.session.store import ClientState, MemoryStore
 from niss.tracker.coordinator import NodesTracker
-from session.scene import Scene
+from session.scene import Scene, refused, signed_proposal
 
 PLAN = Plan(
     clip=0.5, epsilon=8.0, participations=4, neighbours=3, kappa=2.0, graph="complete", chain_rounds=4
@@ -105,13 +103,8 @@ def test_an_address_that_the_owner_did_not_name_is_not_even_looked_up(
             store = MemoryStore()
             tracker = NodesTracker(store.identity, None, lambda _error: None)
             body = replace(proposal, tracker=address).signed(scene.identity)
-            reply = Node(store, Limits(tracker=pin), tracker).answer(
-                Request(Stage.ENROL, body, run=proposal.run)
-            )
-            assert isinstance(reply, Reply)
-            refusal = decode(reply.body)
-            assert isinstance(refusal, Refusal)
-            reasons.add(refusal.reason)
+            node = Node(store, Limits(tracker=pin), tracker)
+            reasons.add(refused(node.answer(Request(Stage.ENROL, body, run=proposal.run))))
     assert reasons == {"the tracker of this run is not the one this node expects"}
 
 
@@ -158,19 +151,16 @@ def test_a_second_proposal_for_the_same_run_is_refused() -> None:
     asked = Request(Stage.ENROL, scene.session.state.proposal, 0, proposal.run)
     assert node.answer(asked).note.startswith("joined")
     worse = replace(proposal, plan=replace(proposal.plan, epsilon=9.0)).signed(scene.identity)
-    refusal = decode(node.answer(replace(asked, body=worse)).body)
-    assert isinstance(refusal, Refusal)
-    assert "another plan" in refusal.reason
+    assert "another plan" in refused(node.answer(replace(asked, body=worse)))
     assert node.answer(asked).note.startswith("joined")
 
 
 @pytest.mark.parametrize("version", ["9" * 400, 10**30, -1, [1], None, True, 2.5])
 def test_a_version_that_is_none_is_not_repeated(version: Any) -> None:
     scene, _ = proposed()
-    text = json.dumps({"version": version}).encode()
-    with pytest.raises(RemoteProtocolError, match="the proposal") as refused:
-        read_proposal(scene.identity.sign("flower proposal", text) + text)
-    assert len(refused.value.message) < 200
+    with pytest.raises(RemoteProtocolError, match="the proposal") as caught:
+        read_proposal(signed_proposal(scene.identity, {"version": version}))
+    assert len(caught.value.message) < 200
 
 
 def test_a_proposal_says_of_which_version_its_rounds_are() -> None:

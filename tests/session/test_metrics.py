@@ -23,7 +23,7 @@ from niss.session.books import Books, RunState
 from niss.session.metrics import WEIGHT, NoisyMetrics, adaptive_clip, with_own
 from niss.session.proposal import read_proposal
 from niss.settings import check_json, to_values
-from session.scene import CARRIED, Scene
+from session.scene import CARRIED, Scene, signed_proposal
 
 RANGES = {"accuracy": (0.0, 1.0), "loss": (0.0, 8.0)}
 MIDDLE = [None, "word", math.nan, [0.9], True, b"1", object()]
@@ -164,9 +164,8 @@ def test_a_proposal_with_metrics_that_cannot_be_is_refused(metrics) -> None:
     scene = Scene.of(False)
     text = json.loads(scene.start().state.proposal[SIGNATURE_BYTES:])
     text["metrics"] = metrics
-    data = json.dumps(text).encode()
     with pytest.raises(RemoteProtocolError, match="cannot be read"):
-        read_proposal(scene.identity.sign("flower proposal", data) + data)
+        read_proposal(signed_proposal(scene.identity, text))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from niss.accounting import Plan
 from niss.mechanism import Slots
-from niss.protocol import Identity, Refusal, decode
+from niss.protocol import Identity
 from niss.randomness import SecretStream
 from niss.records import LogisticRegression, Records, clipped_rows, draw_batch, reference_sum
 from niss.session import node as node_module
@@ -21,6 +21,7 @@ from niss.session.ports import Relay, Reply, Request
 from niss.session.proposal import Setup
 from niss.session.server import Session, drive
 from niss.session.store import MemoryStore
+from session.scene import refused
 from support.protocol_round import seeded_entropy
 
 FEATURES, SILOS, EACH, ROUNDS = 5, 5, 40, 3
@@ -207,11 +208,7 @@ def test_a_node_joins_no_run_beyond_its_limits(name: str) -> None:
     limits, match = BEYOND[name]
     silos = Silos(**limits)
     silos.session.begin(0, range(SILOS), coordinates=SIZE)
-    reply = silos.node(0).answer(silos.session.requests()[0])
-    assert isinstance(reply, Reply)
-    refusal = decode(reply.body)
-    assert isinstance(refusal, Refusal)
-    assert match in refusal.reason
+    assert match in refused(silos.node(0).answer(silos.session.requests()[0]))
 
 
 def test_a_node_gives_its_records_to_runs_that_hide_them_and_to_no_others() -> None:
@@ -222,11 +219,7 @@ def test_a_node_gives_its_records_to_runs_that_hide_them_and_to_no_others() -> N
     ):
         silos = Silos(plan)
         silos.session.begin(0, range(SILOS), coordinates=SIZE)
-        reply = silos.node(0, dataset).answer(silos.session.requests()[0])
-        assert isinstance(reply, Reply)
-        refusal = decode(reply.body)
-        assert isinstance(refusal, Refusal)
-        assert match in refusal.reason
+        assert match in refused(silos.node(0, dataset).answer(silos.session.requests()[0]))
 
 
 def test_a_round_without_a_free_slot_is_refused_before_anything_is_drawn(

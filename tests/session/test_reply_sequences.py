@@ -262,7 +262,6 @@ SEQUENCES = st.lists(
 )
 
 
-@pytest.mark.parametrize("carried", [False, True], ids=["ordinary", "carried"])
 @pytest.mark.parametrize("name", LIES)
 @pytest.mark.parametrize("place", range(5))
 def test_one_lie_is_its_own_failure(carried: bool, name: str, place: int) -> None:
@@ -270,7 +269,6 @@ def test_one_lie_is_its_own_failure(carried: bool, name: str, place: int) -> Non
     check(play(carried, [*[("honest", 0)] * place, (name, 7 * place + 1)]))
 
 
-@pytest.mark.parametrize("carried", [False, True], ids=["ordinary", "carried"])
 def test_no_sequence_of_lies_ends_the_run(carried: bool) -> None:
     @settings(
         max_examples=40,

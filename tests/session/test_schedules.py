@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from niss.errors import RemoteProtocolError
-from niss.protocol import Refusal, decode
 from niss.session.limits import Limits
 from niss.session.ports import Request, Stage
 from niss.session.proposal import read_proposal
-from session.scene import Scene
+from session.scene import Scene, refused, signed_proposal
 
 
 def joined(said: Any, values: Any) -> Any:
@@ -23,9 +22,7 @@ def joined(said: Any, values: Any) -> Any:
 
 def changed(scene: Scene, **values: Any) -> bytes:
     """The proposal of the run with other values, signed again by its server; those of parts are joined."""
-    said = joined(json.loads(scene.session.state.proposal[64:]), values)
-    text = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
-    return scene.identity.sign("flower proposal", text) + text
+    return signed_proposal(scene.identity, joined(json.loads(scene.session.state.proposal[64:]), values))
 
 
 def proposed(*, carried: bool = True, repair: bool = False) -> Scene:
@@ -73,7 +70,5 @@ def test_a_schedule_that_does_not_keep_the_promise_is_declined(
 def test_a_node_does_not_join_a_run_whose_committee_its_colluders_outvote() -> None:
     scene = proposed(repair=True)
     weak = changed(scene, schedule={"noise": {"threshold": 1}}, run="ab" * 16)
-    answer = scene.parties.node(0).answer(Request(Stage.ENROL, weak, 0, bytes.fromhex("ab" * 16)))
-    refusal = decode(answer.body)
-    assert isinstance(refusal, Refusal)
-    assert "threshold" in refusal.reason
+    asked = Request(Stage.ENROL, weak, 0, bytes.fromhex("ab" * 16))
+    assert "threshold" in refused(scene.parties.node(0).answer(asked))

@@ -17,8 +17,6 @@ from niss.session.ports import Stage
 from niss.session.store import ClientState
 from session.scene import COORDINATES, MOVED, Killed, Scene, stays, update_of
 
-pytestmark = pytest.mark.parametrize("carried", [False, True], ids=["ordinary", "carried"])
-
 
 def test_the_last_model_is_that_of_all_uploads_without_noise(carried: bool) -> None:
     scene = Scene.of(carried).play()
@@ -227,10 +225,8 @@ def test_what_nobody_takes_out_of_a_round_to_which_nobody_comes_stays(carried: b
     assert [one.exact for one in scene.records] == [True, not carried, not carried, True]
 
 
-def test_a_closing_round_takes_out_the_rest(carried: bool) -> None:
+def test_a_closing_round_takes_out_the_rest() -> None:
     """Two rounds, and a third without data; where nothing is carried there is nothing to take out."""
-    if not carried:
-        return
     scene = Scene.of(True)
     scene.plan = replace(Scene.of(True, rounds=2).plan, closing=True)
     scene.play()
@@ -242,9 +238,7 @@ def test_a_closing_round_takes_out_the_rest(carried: bool) -> None:
 # Only where noise is carried from round to round.
 
 
-def test_nodes_that_are_gone_keep_their_places_and_their_noise_stays(carried: bool) -> None:
-    if not carried:
-        return
+def test_nodes_that_are_gone_keep_their_places_and_their_noise_stays() -> None:
     scene = Scene.of(True, rounds=4)
     session = scene.start()
     scene.play_round(session)
@@ -258,9 +252,7 @@ def test_nodes_that_are_gone_keep_their_places_and_their_noise_stays(carried: bo
     assert list(scene.records[1].lost.values()) == ["it is not connected"]
 
 
-def test_what_the_committee_of_the_round_before_does_not_reveal_stays_and_is_said(carried: bool) -> None:
-    if not carried:
-        return
+def test_what_the_committee_of_the_round_before_does_not_reveal_stays_and_is_said() -> None:
     scene = Scene.of(
         True,
         rounds=5,
@@ -283,9 +275,7 @@ def test_members_keep_their_keys_until_their_next_round_and_no_longer_than_the_l
         assert (memory["current"] is None) == (not repair or node in scene.asked[2])
 
 
-def test_a_spare_node_takes_the_place_of_one_that_is_gone(carried: bool) -> None:
-    if not carried:
-        return
+def test_a_spare_node_takes_the_place_of_one_that_is_gone() -> None:
     scene = Scene.of(True, rounds=5, nodes=10)
     session = scene.start()
     scene.play_round(session)
@@ -336,10 +326,8 @@ def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_r
             assert all(after - before >= 2 for before, after in pairwise(taken))
 
 
-def test_a_graph_that_is_unlucky_or_that_nobody_would_repair_on_is_drawn_again(carried: bool) -> None:
+def test_a_graph_that_is_unlucky_or_that_nobody_would_repair_on_is_drawn_again() -> None:
     """The noise is set before the graph is known; too little of it, and every client would decline."""
-    if carried:
-        return
     for worse, more in ((True, 4.4), (False, 1.0)):
         scene = Scene.of(False, private=True)
         scene.plan = replace(scene.plan, attempts=3)
@@ -363,9 +351,7 @@ def test_a_graph_that_is_unlucky_or_that_nobody_would_repair_on_is_drawn_again(c
         assert keys == {0}, "the keys of an attempt that nobody was told of are not used up"
 
 
-def test_a_plan_that_no_graph_keeps_skips_the_round(carried: bool) -> None:
-    if carried:
-        return
+def test_a_plan_that_no_graph_keeps_skips_the_round() -> None:
     scene = Scene.of(False, private=True)
     scene.plan = replace(scene.plan, attempts=3)
     session = scene.start()

@@ -75,7 +75,6 @@ def test_the_others_go_on_without_those_who_can_pay_no_more() -> None:
     assert not session.over(scene.present()) or session.books.with_room(session.members.by_node) == []
 
 
-@pytest.mark.parametrize("carried", [False, True], ids=["ordinary", "carried"])
 @pytest.mark.parametrize("most", [1, 3])
 def test_a_client_that_uploads_alone_stops_paying_for_it(carried: bool, most: int) -> None:
     """All others are deaf. Before, it paid for every round of the run."""
