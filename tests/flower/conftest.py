@@ -26,4 +26,6 @@ else:
     else:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
-logging.getLogger("flwr").propagate = True  # So that `caplog` hears it.
+# So that `caplog` hears what Flower's own logger shows.
+logging.getLogger("flwr").propagate = True
+logging.getLogger("flwr").setLevel(logging.INFO)
