@@ -38,6 +38,7 @@ from niss.attacks.inversion import DeepLeakage, Inversion
 from niss.attacks.invert import Case
 from niss.attacks.pictures import Pictures, blind_guess, score_pictures
 from niss.attacks.rounds import RoundSetting, make_setting
+from niss.errors import ConfigError
 from niss.learning import choose_device
 from niss.methods import METHODS
 from niss.randomness import SimStream
@@ -46,7 +47,16 @@ _KEPT_LOSSES = 60
 _SCORES = ("mse", "psnr", "ssim", "label_found")
 
 
-load_victim = cache(load_pictures)
+@cache
+def load_victim(image: str) -> Pictures:
+    """A training picture of a dataset; files are refused, since nobody else could run them again."""
+    if Path(image).exists() or ":" not in image:
+        raise ConfigError(
+            f"expected DATASET:INDEX, got {image!r}",
+            field="--image",
+            hint="for example mnist:0,cifar10:7,cifar100:4",
+        )
+    return load_pictures(image)
 
 
 def level_setting(level: paper.Level, reading: Reading) -> RoundSetting:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from niss.attacks.federation import load_pictures, make_federation, other_pictures
 from niss.data import Dataset, load_dataset
@@ -28,15 +31,32 @@ def test_inputs_are_scaled_as_in_training() -> None:
     torch.testing.assert_close(pictures.raw().inputs(torch.float64), torch.from_numpy(pictures.pixels))
 
 
+def test_a_file_becomes_a_square_of_32_in_colour(tmp_path: Path) -> None:
+    path = tmp_path / "wide:1.png"
+    wide = np.zeros((40, 100, 3), dtype=np.uint8)
+    wide[:, 30:70] = (255, 0, 0)
+    Image.fromarray(wide).save(path)
+    pictures = load_pictures(str(path))
+    assert pictures.shape == (3, 32, 32)
+    np.testing.assert_allclose(pictures.pixels[0, 0], 1.0)
+    np.testing.assert_allclose(pictures.pixels[0, 1:], 0.0)
+
+
 @pytest.mark.parametrize(
-    ("spec", "count"),
+    ("spec", "count", "field"),
     [
-        *(("nowhere:3", 1), ("missing.png", 1), ("mnist-mini:10000", 1), ("mnist-mini:-1", 1)),
-        *(("mnist-mini:x", 1), ("mnist-mini:9999", 2)),
+        *(("nowhere:3", 1, "--image"), ("missing.png", 1, "--image"), ("mnist-mini:10000", 1, "--image")),
+        *(("mnist-mini:-1", 1, "--image"), ("mnist-mini:x", 1, "--image"), ("text.png", 1, "--image")),
+        *(("mnist-mini:9999", 2, "--image"), ("black.png", 2, "--batch")),
     ],
 )
-def test_bad_pictures_are_refused_by_name(spec: str, count: int) -> None:
-    with refuses("--image"):
+def test_bad_pictures_are_refused_by_name(
+    spec: str, count: int, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.png").write_text("no picture")
+    Image.new("RGB", (8, 8)).save("black.png")
+    with refuses(field):
         load_pictures(spec, count=count)
 
 
@@ -59,8 +79,12 @@ def test_a_colour_dataset_will_do_as_well(monkeypatch: pytest.MonkeyPatch) -> No
     assert (federation.pictures.classes, federation.pictures.labels.tolist()) == (100, [21])
 
 
-def test_others_hold_other_pictures() -> None:
+def test_others_hold_other_pictures(tmp_path: Path) -> None:
     victim = load_pictures("mnist-mini:0", count=2)
     others = other_pictures(victim, 3, SimStream(1))
     assert [one.pixels.shape for one in others] == [(2, 1, 28, 28)] * 3
     assert len({one.pixels.tobytes() for one in others}) == 3
+    path = tmp_path / "file.png"
+    Image.new("RGB", (8, 8)).save(path)
+    strangers = other_pictures(load_pictures(str(path)), 2, SimStream(1))
+    assert [one.pixels.shape for one in strangers] == [(1, 3, 32, 32)] * 2

@@ -90,7 +90,7 @@ Delta = Annotated[float | None, Doc("Privacy target; default: that of the plan."
 Seed = Annotated[int, Doc("Seed of everything random here.")]
 Neighbours = Annotated[float, Doc("Unit shares each client sends.")]
 Hidden = Annotated[Count, Doc("Width of the hidden layer of the model.")]
-Image = Annotated[str, Doc("The private picture, one of a dataset, as DATASET:INDEX.")]
+Image = Annotated[str, Doc("The private picture: a file, or one of a dataset, as DATASET:INDEX.")]
 
 
 def visible_names() -> Collection[str]:

@@ -1,11 +1,13 @@
 """Who is attacked: a victim with private pictures among other clients, or a silo with a record that fails.
 
-`dataset:index` names a training picture; `mnist-mini:0` is always at hand.
+`dataset:index` names a training picture (`mnist-mini:0` is always at hand); anything else is the path of a
+picture file, which is cut to a square, brought to 32 x 32 and given in colour.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,18 +27,19 @@ from niss.randomness import SimStream
 from niss.records import RecordEngine, Records, clipped_rows
 from niss.records.batches import IntArray
 
+_FILE_SIDE, _FILE_CLASSES = 32, 100
 _CHANNELS, _KERNEL = 12, 5
 
 
 def load_pictures(spec: str, *, count: int = 1) -> Pictures:
-    """`count` pictures from `dataset:index` on; `ConfigError` for any other `spec`, and for what a dataset lacks."""
+    """`count` pictures from `dataset:index` on, or the one in a file, to which the first class stands for a label.
+
+    Raises `ConfigError` for a `spec` that names neither, for pictures a dataset does not have, and for a file that
+    is no readable picture.
+    """
     name, _, index = spec.rpartition(":")
     if name not in {info.name for info in list_datasets()}:
-        raise ConfigError(
-            f"{spec!r} is not DATASET:INDEX",
-            field="--image",
-            hint="for example mnist-mini:0; `niss data list` shows the datasets",
-        )
+        return _from_file(Path(spec), count)
     dataset = load_dataset(name, download=False)
     size, first = len(dataset.train_labels), int(index) if index.isdigit() else -1
     if not 0 <= first <= size - count:
@@ -52,19 +55,53 @@ def load_pictures(spec: str, *, count: int = 1) -> Pictures:
 def other_pictures(of: Pictures, count: int, stream: SimStream) -> list[Pictures]:
     """What other clients hold.
 
-    of       the victim's pictures: the others have as many each, of the same dataset
+    of       the victim's pictures: the others have as many each, of the same dataset; for a file, pictures of noise
     count    how many clients
     stream   where the choice comes from
     """
-    dataset, each = load_dataset(of.name.rpartition(":")[0], download=False), len(of.pixels)
-    chosen = stream.generator().choice(len(dataset.train_labels), size=(count, each), replace=False)
-    return [replace(of, **_at(dataset, indices)) for indices in chosen]
+    generator, each = stream.generator(), len(of.pixels)
+    name = of.name.rpartition(":")[0]
+    if name in {info.name for info in list_datasets()}:
+        dataset = load_dataset(name, download=False)
+        chosen = generator.choice(len(dataset.train_labels), size=(count, each), replace=False)
+        return [replace(of, **_at(dataset, indices)) for indices in chosen]
+    return [
+        replace(
+            of,
+            pixels=generator.random(of.pixels.shape),
+            labels=generator.integers(of.classes, size=each),
+        )
+        for _ in range(count)
+    ]
 
 
 def _at(dataset: Dataset, indices: NDArray[np.int64]) -> dict[str, Any]:
     """Pixels and labels of training pictures."""
     pixels = dataset.train_images[indices].astype(np.float64) / 255.0
     return {"pixels": pixels, "labels": dataset.train_labels[indices]}
+
+
+def _from_file(path: Path, count: int) -> Pictures:
+    from PIL import Image, UnidentifiedImageError
+
+    if count != 1:
+        raise ConfigError(
+            "a file contains only one picture", field="--batch", hint="use DATASET:INDEX for more"
+        )
+    try:
+        with Image.open(path) as opened:
+            colour = opened.convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise ConfigError(
+            f"{str(path)!r} is neither DATASET:INDEX nor a picture: {error}",
+            field="--image",
+            hint="for example mnist-mini:0, or the path of a PNG; `niss data list` shows the datasets",
+        ) from None
+    side = min(colour.size)
+    left, top = (colour.width - side) // 2, (colour.height - side) // 2
+    square = colour.crop((left, top, left + side, top + side)).resize((_FILE_SIDE, _FILE_SIDE))
+    pixels = np.asarray(square, dtype=np.float64).transpose(2, 0, 1)[None] / 255.0
+    return Pictures(path.name, pixels, np.array([0]), _FILE_CLASSES, (0.5,) * 3, (0.25,) * 3)
 
 
 @dataclass(frozen=True)

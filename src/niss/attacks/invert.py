@@ -253,7 +253,7 @@ class DlgExperiment(MethodsExperiment):
     Examples:
         niss attack dlg --out runs/dlg
         niss attack dlg --plan paper --methods fedavg,dp-fedavg,niss --out runs/figure-4
-        niss attack dlg --plan paper --view joint --methods niss --image mnist-mini:3
+        niss attack dlg --plan paper --view joint --methods niss --image photo.png
     """
 
     name = "dlg"
@@ -327,7 +327,7 @@ class JointExperiment(SearchExperiment):
 
     Examples:
         niss attack joint --out runs/joint
-        niss attack joint --image mnist-mini:3 --json
+        niss attack joint --image photo.png --json
     """
 
     name = "joint"

@@ -36,7 +36,7 @@ _C1, _C2 = 0.01**2, 0.03**2
 class Pictures:
     """Private pictures and their labels.
 
-    name        dataset:index, as the user gave it
+    name        dataset:index, as the user gave it, or the name of the file
     pixels      [N, C, H, W], in [0, 1]
     labels      one class per picture
     classes     how many classes there are
