@@ -73,22 +73,19 @@ def accountant(request: pytest.FixtureRequest) -> Accountant:
     return ACCOUNTANTS[request.param]
 
 
-def test_no_rounds_cost_nothing_and_more_cost_more(accountant: Accountant) -> None:
+def test_rounds_compose_in_any_order_and_more_of_them_less_noise_and_a_smaller_delta_cost_more(
+    accountant: Accountant,
+) -> None:
+    known, three = accountant.known, accountant.known(ROUNDS)
     assert accountant.epsilon([], DELTA) == pytest.approx(0.0, abs=1e-9)
-    costs = [accountant.known(ROUNDS[:count]) for count in range(len(ROUNDS) + 1)]
-    assert all(less < more for less, more in pairwise(costs))
-
-
-def test_less_noise_and_a_smaller_delta_cost_more(accountant: Accountant) -> None:
-    noises = [accountant.known([scale * mu for mu in ROUNDS]) for scale in (0.5, 1.0, 2.0)]
-    deltas = [accountant.known(ROUNDS, delta) for delta in (1e-2, 1e-6)]
-    in_one_round = [accountant.known(ROUNDS), accountant.known([0.3, 0.5, 0.4])]
-    for costs in (noises, deltas, in_one_round):
+    assert known(ROUNDS[::-1]) == pytest.approx(three, rel=1e-9)
+    for costs in (
+        [*(known(ROUNDS[:count]) for count in range(len(ROUNDS))), three],
+        [known([0.5 * mu for mu in ROUNDS]), three, known([2.0 * mu for mu in ROUNDS])],
+        [known(ROUNDS, 1e-2), three, known(ROUNDS, 1e-6)],
+        [three, known([0.3, 0.5, 0.4])],
+    ):
         assert all(less < more for less, more in pairwise(costs))
-
-
-def test_the_order_of_the_rounds_does_not_matter(accountant: Accountant) -> None:
-    assert accountant.known(ROUNDS) == pytest.approx(accountant.known(ROUNDS[::-1]), rel=1e-9)
 
 
 @pytest.mark.parametrize("mus", [ROUNDS, [0.05], [1.0] * 4, [0.1] * 40, [2.0, 1e-3]])

@@ -302,7 +302,7 @@ def test_a_scalar_distortion_counts_as_it_was_drawn() -> None:
         distortion="scalar",
         stream=SimStream(1),
     )
-    drawn = scalar.with_scales(scales)
+    drawn = replace(scalar, scales=scales)
     assert scales is not None
     covariance = np.zeros((4, 4))
     for a, b, c, s in zip(

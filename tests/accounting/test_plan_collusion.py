@@ -174,14 +174,14 @@ def test_no_worst_case_is_invented_for_multiplicative_distortions(
 ) -> None:
     shared = _round(tau2=0.3, distortion=distortion, **assumed)
     scales = np.random.default_rng(0).normal(1.0, 0.5, shared.graph.senders.size)
-    for drawn in (shared, shared.with_scales(scales)):
+    for drawn in (shared, replace(shared, scales=scales)):
         assert drawn.worst is None
         assert drawn.joint_variance is None
         assert np.all(np.isinf(drawn.joint_mu))
     undrawn = _round(tau2=0.3, distortion=distortion)
     assert undrawn.joint_variance is None
     assert np.all(np.isinf(undrawn.joint_mu))
-    trusting = undrawn.with_scales(scales)
+    trusting = replace(undrawn, scales=scales)
     assert trusting.joint_variance is not None
     assert np.all(trusting.joint_variance > 0.0)
 

@@ -41,16 +41,6 @@ def test_balanced_cases_are_balanced_and_the_others_not(case: Any) -> None:
     assert case.graph.balanced == (case.name in ("regular", "complete", "coalition"))
 
 
-def test_scalar_aggregate_given_the_returned_factors(case: Any) -> None:
-    """Given the factors the total is Gaussian: an exact chi-square test, false-alarm rate 1e-6."""
-    coordinates = 20_000
-    uploads, scales = case.noise(coordinates, SimStream(31).child(case.name))
-    variance = case.unit_variance * float(np.sum(case.graph.weights * (1.0 - scales) ** 2))
-    statistic = float(np.sum(uploads.sum(axis=0) ** 2)) / variance
-    assert stats.chi2.ppf(FALSE_ALARM / 2, coordinates) < statistic
-    assert statistic < stats.chi2.isf(FALSE_ALARM / 2, coordinates)
-
-
 def test_scalar_factors_have_mean_one_and_the_receivers_variance(case: Any) -> None:
     """sum ((s_e - 1) / tau_k)^2 is chi-square and sum (s_e - 1) / tau_k normal; 1e-6 each, exact."""
     factors = []

@@ -41,7 +41,7 @@ def test_the_noise_has_mean_zero(case: Any, draw: Any, distortion: str) -> None:
 
 
 def test_scalar_covariance_given_the_returned_factors(case: Any) -> None:
-    """Whitened by the matrix the joint view conditions on, the uploads are standard normal (1e-6)."""
+    """Whitened by the matrix the joint view conditions on, uploads are standard normal, and so is their sum (1e-6)."""
     coordinates = 20_000
     uploads, scales = case.noise(coordinates, SimStream(41).child(case.name))
     covariance = np.zeros((case.graph.size, case.graph.size))
@@ -52,6 +52,7 @@ def test_scalar_covariance_given_the_returned_factors(case: Any) -> None:
         direction[sender], direction[receiver] = 1.0, -factor
         covariance += case.unit_variance * weight * np.outer(direction, direction)
     white = np.linalg.solve(np.linalg.cholesky(covariance), uploads)
+    white = np.vstack([white, uploads.sum(axis=0) / np.sqrt(covariance.sum())])
     limits = stats.chi2.ppf(
         [FALSE_ALARM / (2 * len(white)), 1.0 - FALSE_ALARM / (2 * len(white))], coordinates
     )

@@ -258,20 +258,17 @@ def test_a_graph_of_which_nothing_is_proved_is_refused() -> None:
         )
 
 
-SIZES = {"regular": 600, "sparse": 450, "unequal": 280, "random": 300}
+GRAPHS: dict[str, tuple[str, int, int]] = {
+    "regular": ("regular", 600, 20), "sparse": ("regular", 450, 3), "unequal": ("unequal", 280, 2),
+    "random": ("random", 300, 8),
+}  # fmt: skip
 
 
 def _graph(kind: str) -> ShareGraph:
-    size = SIZES[kind]
-    if kind == "unequal":
-        shares = np.random.default_rng(0).uniform(5.0, 15.0, size)
-        return ShareGraph.regular(size, degree=5, beacon=b"b", shares=shares)
-    if kind == "random":
-        return ShareGraph.random(size, degree=8, beacon=b"b")
-    return ShareGraph.regular(size, degree=20 if kind == "regular" else 3, beacon=b"b")
+    return drawn_graph(*GRAPHS[kind], np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("kind", sorted(SIZES))
+@pytest.mark.parametrize("kind", sorted(GRAPHS))
 @pytest.mark.parametrize("tau2", [1e-3, 0.3])
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_a_few_clients_agree_with_the_whole_and_are_never_above_it(

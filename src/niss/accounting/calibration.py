@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,11 +82,6 @@ class TradeOff:
 def is_drawn(participants: int, neighbours: float) -> bool:
     """Whether a plan rests on a sparse graph that is drawn for it, or on the one to be expected."""
     return participants <= _DRAWN_PARTICIPANTS and participants * neighbours <= _DRAWN_SHARES
-
-
-def total_noise(point: TradeOff) -> float:
-    """A key for sorting."""
-    return point.total
 
 
 class NoiseNeeded:
@@ -218,7 +214,7 @@ def cheapest_kappa(draft: Plan, participants: int) -> float:
 
 def cheapest(curve: tuple[TradeOff, ...]) -> float:
     """The kappa of least noise on a curve; without dropouts the smallest that is nearly as good."""
-    best = min(curve, key=total_noise)
+    best = min(curve, key=attrgetter("total"))
     if best.dropout:
         return best.kappa
     return next(point.kappa for point in curve if point.total <= _GOOD_ENOUGH * best.total)

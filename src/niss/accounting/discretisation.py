@@ -132,6 +132,12 @@ class Draws:
         oversize = 0.0 if terms.records is None else OVERSIZE
         return cls(np.array([residual, mask, *shares]), drawn, aliasing, oversize)
 
+    @classmethod
+    def expected(cls, terms: Terms, size: int) -> Self:
+        """Those of a round whose graph is yet to be drawn."""
+        near = min(math.ceil(terms.neighbours), size - 1)
+        return cls.of(terms, size, [terms.neighbours / near], [size * near])
+
     def delta(self, promise: Promise) -> float:
         """What grid, sampler and batches too large to be sent add to delta over all rounds of the promise, if all are
         like this one.
@@ -170,10 +176,7 @@ def grid_delta(plan: Plan, terms: Terms, participants: int) -> float:
     if not terms.residual_variance:
         return 0.0
     require_wide_noise(terms.grid_bits, terms.residual_variance)
-    near = min(math.ceil(terms.neighbours), participants - 1)
-    return Draws.of(terms, participants, [terms.neighbours / near], [participants * near]).delta(
-        Promise.of(plan)
-    )
+    return Draws.expected(terms, participants).delta(Promise.of(plan))
 
 
 def require_wide_noise(grid_bits: int, variance: float) -> None:
@@ -227,9 +230,8 @@ def narrowest_noise(schedule: Schedule) -> float:
 
 def _scheduled_draws(schedule: Schedule) -> list[Draws]:
     """All that is drawn in each kind of round."""
-    size = schedule.participants
     rounds = (schedule.terms(b"run", number) for number in {0, min(1, schedule.rounds - 1)})
-    return [Draws.of(terms, size, [1.0], [size * (size - 1)]) for terms in rounds]
+    return [Draws.expected(terms, schedule.participants) for terms in rounds]
 
 
 @lru_cache(maxsize=64)

@@ -34,7 +34,6 @@ from niss.accounting.calibration import (
     is_drawn,
     noise_in_the_sum,
     safely_within,
-    total_noise,
 )
 from niss.accounting.committed import Committed, banded_noise, best_noise, independent_noise
 from niss.accounting.plans import Plan
@@ -217,7 +216,7 @@ def _within_rounds(question: PlanQuestion, say: Progress) -> Forecast:
         tau2, worst = question.tau2, needed.worst(plan.kappa, question.tau2)
     better = plan.mode
     if curve and question.kappa is None and dropout:
-        better = _better_mode(question, plan.mode, min(curve, key=total_noise).total)
+        better = _better_mode(question, plan.mode, min(point.total for point in curve))
     mu = float(plan.round_mu(np.arange(1))[0])
     # Of one round, in units of the noise a client would need alone.
     alone = float(marginal_mu(mu, unit_variance=plan.kappa, sent=1.0, received=1.0, tau2=tau2))
@@ -324,7 +323,7 @@ def _better_mode(question: PlanQuestion, mode: Mode, total: float) -> Mode:
     other: Mode = "repair" if mode == "tolerate" else "tolerate"
     try:
         noise = NoiseNeeded(_draft(replace(question, mode=other)), question.participants)
-        least = min(noise.curve(), key=total_noise).total
+        least = min(point.total for point in noise.curve())
     except PrivacyError:
         return mode
     return other if least < total else mode

@@ -295,18 +295,16 @@ class Plan(Trust, Horizon, Sharing, Target):
         own = np.zeros(members.size)
         if self.private:
             own = (moved / self.round_mu(members)) ** 2
-        shares = self.kind.share(self, members, own, beacon)
-        return RoundPlan(
+        alone = RoundPlan(
             plan=self,
             participants=members,
             sensitivity=moved,
             own_variance=own,
-            graph=shares.graph,
-            unit_variance=shares.unit_variance,
-            tau2=shares.tau2,
-            opponent=shares.opponent,
+            graph=ShareGraph(members.size, []),
+            tau2=np.zeros(members.size),
             number=number,
         )
+        return self.kind.share(alone, beacon)
 
 
 @dataclass(frozen=True)
@@ -349,7 +347,7 @@ class RoundPlan:
     sensitivity: FloatArray
     own_variance: FloatArray
     graph: ShareGraph
-    unit_variance: float
+    unit_variance: float = 0.0
     tau2: FloatArray
     scales: FloatArray | None = None
     opponent: WorstCase | None = None
@@ -360,10 +358,6 @@ class RoundPlan:
     after: CarriedEdges | None = None
     history: tuple[IntArray, ...] | None = None
     keep_factors: bool | None = None
-
-    def with_scales(self, scales: FloatArray | None) -> RoundPlan:
-        """The same round, conditioned on the distortion factors that were drawn."""
-        return replace(self, scales=scales)
 
     def with_lost(self, absent: Collection[int], *, repaired: bool = False) -> RoundPlan:
         """The same round without the uploads of these seats."""

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from niss.errors import ConfigError
-from niss.graph import ShareGraph
 from niss.mechanism import add_gaussian, add_shares
 from niss.mechanism.shares import Common, Edges, add_spread
 from niss.methods.look import OLIVE, Look
@@ -124,19 +123,6 @@ class PlainRows:
 
 
 @dataclass(frozen=True)
-class RoundShares:
-    """How the participants of a round share noise: with whom, how much, and how it is distorted.
-
-    `opponent` is the worst case over colluders for which `tau2` was calibrated, where it was.
-    """
-
-    graph: ShareGraph
-    unit_variance: float
-    tau2: FloatArray
-    opponent: WorstCase | None = None
-
-
-@dataclass(frozen=True)
 class NoiseHistory:
     """What a server draws its noise from, and what it needs to know of earlier rounds in order to correlate with it.
 
@@ -230,16 +216,12 @@ class Method(ABC):
 
     # What runs. By default nothing is shared and nobody adds anything.
 
-    def share(
-        self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes
-    ) -> RoundShares:
-        """With whom each participant shares noise in one round.
+    def share(self, round: RoundPlan, beacon: bytes) -> RoundPlan:
+        """The same round with whom each participant shares noise, how much of it, and how it is distorted.
 
-        own_variance  the noise each would need alone, per coordinate of its upload
-        beacon        public randomness of the round, from which the graph follows
+        beacon  public randomness of the round, from which the graph follows
         """
-        size = participants.size
-        return RoundShares(ShareGraph(size, []), 0.0, np.zeros(size))
+        return round
 
     def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
         """Turn `p_k x_k` into what each client uploads, in place; returns the round with what was drawn.

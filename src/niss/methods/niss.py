@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,6 @@ from niss.methods.base import (
     FloatArray,
     IntArray,
     Method,
-    RoundShares,
     UploadRows,
     marginal_variance,
     of_participants,
@@ -77,29 +77,28 @@ class Niss(Method):
         ("kappa", "neighbours", "graph", "groups", "distortion", "tau2", "collusion", "dropout", "mode")
     )
 
-    def share(
-        self, plan: Plan, participants: IntArray, own_variance: FloatArray, beacon: bytes
-    ) -> RoundShares:
+    def share(self, round: RoundPlan, beacon: bytes) -> RoundPlan:
         """The graph of the round, the unit variance `kappa min_k sigma_k^2 / v`, and tau^2.
 
         A client that needs more noise sends and receives in proportion, so that shares have one unit variance.
         """
         if self.carries:
-            return _committed_shares(plan, own_variance)
-        size, least = participants.size, float(own_variance.min())
+            return _committed_shares(round)
+        plan, participants, own = round.plan, round.participants, round.own_variance
+        size, least = participants.size, float(own.min())
         unit = plan.kappa * least / plan.neighbours
-        counts = share_counts(plan.kappa * own_variance, unit)
+        counts = share_counts(plan.kappa * own, unit)
         shares = None if np.allclose(counts, counts[0], rtol=1e-12) else counts
         drawing = Drawing(participants.tolist(), plan.neighbours, beacon, plan.groups, shares)
-        graph = GRAPHS[plan.graph](drawing)
-        if plan.tau2 is None:
-            # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
-            target, assumed = (own_variance / own_variance.min()).tobytes(), plan.assumed(size)
-            common, opponent = calibrated_tau2(graph, assumed, plan.kappa / plan.neighbours, target)
-            if opponent.alone:
-                raise too_sparse(size, plan.neighbours, assumed)
-            return RoundShares(graph, unit, np.full(size, common), opponent)
-        return RoundShares(graph, unit, np.array(of_participants(plan.tau2, participants, "tau2")))
+        shared = replace(round, graph=GRAPHS[plan.graph](drawing), unit_variance=unit)
+        if plan.tau2 is not None:
+            return replace(shared, tau2=np.array(of_participants(plan.tau2, participants, "tau2")))
+        # In units of the least own variance, where the same graph needs the same tau^2 for any epsilon.
+        target, assumed = (own / least).tobytes(), plan.assumed(size)
+        common, opponent = calibrated_tau2(shared.graph, assumed, plan.kappa / plan.neighbours, target)
+        if opponent.alone:
+            raise too_sparse(size, plan.neighbours, assumed)
+        return replace(shared, tau2=np.full(size, common), opponent=opponent)
 
     def add_client_noise(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
         if self.carries:
@@ -117,7 +116,7 @@ class Niss(Method):
             stream=stream,
             keep_factors=keep,
         )
-        return round.with_scales(None if scales is None else scales.astype(np.float64))
+        return replace(round, scales=None if scales is None else scales.astype(np.float64))
 
     def _add_spread(self, uploads: UploadRows, round: RoundPlan, stream: SimStream) -> RoundPlan:
         """All noise of a round in which everyone shares with everyone, one draw a client (`mechanism.shares`)."""
@@ -156,8 +155,8 @@ class Niss(Method):
 
     def _share(self, round: RoundPlan) -> float:
         """Variance of a carried share, as it is added."""
-        plan, size = round.plan, round.participants.size
-        return plan.committed(size).noise.carried * _square(plan, round.own_variance) / size
+        size = round.participants.size
+        return round.plan.committed(size).noise.carried * _square(round) / size
 
     def joint_variance(self, round: RoundPlan) -> FloatArray | None:
         """Exact without colluders, up to some thousand clients; else the worst ratio of any client, or a bound on it,
@@ -398,18 +397,20 @@ class NissCarried(Niss):
             )
 
 
-def _committed_shares(plan: Plan, own_variance: FloatArray) -> RoundShares:
-    """The shares within a round of a run that carries noise."""
-    if np.ptp(own_variance) > 1e-9 * own_variance.max():
+def _committed_shares(round: RoundPlan) -> RoundPlan:
+    """The round with the shares of a run that carries noise."""
+    if np.ptp(round.own_variance) > 1e-9 * round.own_variance.max():
         raise ConfigError(
             "carried shares are planned for clients of equal weight",
             field="weights",
             hint="use training.weights = 'equal'",
         )
-    size = own_variance.size
-    noise = plan.committed(size).noise
-    unit = noise.unit * _square(plan, own_variance)
-    return RoundShares(everyone(size), unit, np.full(size, noise.residual / (noise.neighbours * noise.unit)))
+    size = round.participants.size
+    noise = round.plan.committed(size).noise
+    tau2 = noise.residual / (noise.neighbours * noise.unit)
+    return replace(
+        round, graph=everyone(size), unit_variance=noise.unit * _square(round), tau2=np.full(size, tau2)
+    )
 
 
 def _is_multiplied(round: RoundPlan) -> bool:
@@ -417,9 +418,10 @@ def _is_multiplied(round: RoundPlan) -> bool:
     return distortion.multiplies and bool(np.any(round.tau2 > 0.0))
 
 
-def _square(plan: Plan, own_variance: FloatArray) -> float:
+def _square(round: RoundPlan) -> float:
     """Delta^2 of an upload, from the noise that a client would need alone."""
-    return float(own_variance.max()) * float(plan.round_mu(np.zeros(1, dtype=np.int64))[0]) ** 2
+    mu = float(round.plan.round_mu(np.zeros(1, dtype=np.int64))[0])
+    return float(round.own_variance.max()) * mu**2
 
 
 def _costs(

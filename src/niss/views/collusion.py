@@ -187,7 +187,7 @@ def calibrate_for(
     if assumed.tries_all_sets:
         opponents.append(worst(float(np.max(target / received)) / graph.size))
     while True:
-        tau2 = least_tau2(graph, unit_variance, target, ratio)
+        tau2 = least_tau2(received, target, ratio)
         found = worst(tau2)
         if found.ratio >= 1.0 - 1e-9 or not opponents:
             return tau2, found

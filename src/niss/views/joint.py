@@ -213,17 +213,13 @@ def effective_variance(
     return worst
 
 
-def least_tau2(
-    graph: ShareGraph,
-    unit_variance: float,
-    target: FloatArray,
-    worst_ratio: Callable[[float], float],
-) -> float:
+def least_tau2(received: FloatArray, target: FloatArray, worst_ratio: Callable[[float], float]) -> float:
     """The smallest tau^2 at which `worst_ratio` (effective variance over target, increasing) reaches 1.
+
+    received  variance of the shares that each client receives
 
     A bracketed root search in log tau^2, stepped up at the end until the ratio is 1 or more in floating point.
     """
-    received = received_variance(graph, unit_variance)
 
     def shortfall(log_tau2: float) -> float:
         ratio = worst_ratio(float(np.exp(log_tau2)))
