@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +14,14 @@ from pathlib import Path
 import typer
 
 from niss.cli.errors import INTERRUPTED
-from niss.cli.terminal import STATE
+from niss.cli.terminal import STATE, terminated_like_interrupted
 from niss.errors import ConfigError, RanksError
 
 ALL_GPUS = "cuda:all"
 TOGETHER = ("run", "compare")
 """The commands that several processes can do together."""
 _GRACE = 15.0
-"""Seconds for the other processes to end by themselves once one has failed, and again once they were told to."""
+"""Seconds for the other processes to end by themselves once one has failed, or once they were interrupted."""
 
 
 def rank() -> int | None:
@@ -79,6 +78,8 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    from niss.local import Processes
+
     count = len(environments)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
@@ -90,47 +91,32 @@ def launch(command: Sequence[str], environments: Sequence[Mapping[str, str]]) ->
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
     }
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def wait(end: Callable[[], bool] = lambda: False, seconds: float = _GRACE) -> None:
-        """Wait until all have ended, or until `end`, or for so long."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not end() and any(one.poll() is None for one in processes):
-            time.sleep(0.05)
-
-    def send(number: signal.Signals) -> None:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    before = signal.signal(signal.SIGTERM, _end)
-    try:
+    with terminated_like_interrupted(), Processes(None, common) as processes:
+        ranks = []
         for number, own in enumerate(environments):
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
-            environment = {**common, **own, **place}
-            processes.append(subprocess.Popen(list(command), env=environment, start_new_session=True))
+            ranks.append(processes.start(f"rank {number}", command, {**own, **place}).process)
+
+        def wait(seconds: float, end: Callable[[], bool] = lambda: False) -> None:
+            """Wait until all have ended, or until `end`, or for so long."""
+            until = time.monotonic() + seconds
+            while time.monotonic() < until and not end() and any(one.poll() is None for one in ranks):
+                time.sleep(0.05)
+
         try:
-            wait(lambda: any(process.poll() for process in processes), math.inf)
-            wait()
-            killed = {number: -code for number, one in enumerate(processes) if (code := one.poll() or 0) < 0}
+            wait(math.inf, lambda: any(one.poll() for one in ranks))
+            wait(_GRACE)
         except KeyboardInterrupt:
-            send(signal.SIGINT)
-            wait()
+            for one in ranks:
+                one.send_signal(signal.SIGINT)
+            wait(_GRACE)
             STATE.interruption_reported = True  # by rank 0
             return INTERRUPTED
-    finally:
-        send(signal.SIGTERM)
-        wait()
-        send(signal.SIGKILL)
-        signal.signal(signal.SIGTERM, before)
+        killed = {number: -code for number, one in enumerate(ranks) if (code := one.poll() or 0) < 0}
     if killed:
         words = ", ".join(f"rank {number} by signal {by}" for number, by in killed.items())
         hint = "every whole round is kept. Go on with: niss run --resume FOLDER"
         raise RanksError(f"ranks were killed: {words}", hint=hint)
     # That of the first rank which failed by itself; those that were ended here have negative ones.
-    codes = [process.wait() for process in processes]
+    codes = [one.wait() for one in ranks]
     return next((code for code in codes if code > 0), int(any(codes)))
-
-
-def _end(number: int, _frame: object) -> None:
-    sys.exit(128 + number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 import typer
@@ -187,6 +188,21 @@ def kept_on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
         STATE.interruption_reported = True
         typer.echo(f"interrupted; {describe()}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what this process has started as Ctrl-C does, instead of leaving it without an owner."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def animated(console: Console) -> bool:

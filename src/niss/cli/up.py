@@ -6,7 +6,6 @@ import json
 import keyword
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import tomllib
@@ -14,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typing_extensions import Doc
 
 from niss.claims import digits
 from niss.cli.options import argument, from_options, option, parse_settings
-from niss.cli.terminal import kept_on_interrupt, print_json, say
+from niss.cli.terminal import kept_on_interrupt, print_json, say, terminated_like_interrupted
 from niss.errors import ConfigError, NissError, PausedError
 from niss.files import SHARED, read_json, write_atomically, write_json
 
@@ -112,7 +111,7 @@ def up_command(options: UpOptions) -> None:
     if shutil.which("flower-superlink", path=search) is None and shutil.which("flower-superlink") is None:
         raise ConfigError("Flower is not installed", hint="install it with: pip install 'niss[flower]'")
     kept = options.keep or options.resume
-    with kept_on_interrupt(lambda: _kept(kept)), _folder(options) as folder, _terminated_like_interrupted():
+    with kept_on_interrupt(lambda: _kept(kept)), _folder(options) as folder, terminated_like_interrupted():
         report = _run(folder, kept, *_prepared(folder, options))
     print_json(report) if options.as_json else _print(report)
     if nothing := _without_a_result(report):
@@ -231,21 +230,6 @@ def _folder(options: UpOptions) -> Iterator[Path]:
         raise ConfigError(f"{keep} is not empty", field="--keep", hint="name a new folder")
     keep.mkdir(mode=0o700, parents=True, exist_ok=True)
     yield keep.resolve()
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP take everything down as Ctrl-C does, instead of leaving it up without an owner."""
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def built_in_app(kind: str = "clients") -> Path:

@@ -83,10 +83,13 @@ class Processes:
     inside the block, a watchdog kills them all.
     """
 
-    def __init__(self, logs: Path, environment: Mapping[str, str], *, scratch: Path | None = None) -> None:
+    def __init__(
+        self, logs: Path | None, environment: Mapping[str, str], *, scratch: Path | None = None
+    ) -> None:
         """`logs` is an existing folder for `NAME.log` files, `environment` what every process is started with.
 
-        `scratch` is a folder for the watchdog to remove, should this process be killed.
+        Without `logs` they write where this process does. `scratch` is a folder for the watchdog to remove, should this
+        process be killed.
         """
         self._owner = uuid4().hex
         self._logs, self._environment = logs, {**environment, OWNER: self._owner}
@@ -94,16 +97,22 @@ class Processes:
         self._watchdog: subprocess.Popen[bytes] | None = None
         self.started: list[Started] = []
 
-    def start(self, name: str, command: Sequence[str | Path]) -> Started:
-        """Start a process with nothing on its standard input, whose output is appended to `NAME.log`."""
-        log, mark = self._logs / f"{name}.log", uuid4().hex
+    def start(
+        self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None
+    ) -> Started:
+        """Start a process with nothing on its standard input, whose output is appended to `NAME.log`.
+
+        environment  what it alone is started with
+        """
+        log = Path(os.devnull) if self._logs is None else self._logs / f"{name}.log"
+        mark = uuid4().hex
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment | {_MARK: mark},
+                stdout=None if self._logs is None else output,
+                stderr=None if self._logs is None else subprocess.STDOUT,
+                env={**self._environment, **(environment or {}), _MARK: mark},
                 start_new_session=True,
             )
         one = Started(name, mark, process, log)
