@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from niss.mechanism import clip_l2, rounding
+from niss.mechanism.blocks import Blocks
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import MARGINS, beside, round_randomly, round_records, squared_norm
 from niss.randomness import SecretStream, SimStream
@@ -162,11 +163,11 @@ def test_whoever_is_shortened_in_advance_leaves_room_for_the_others(
     grid = Grid(bits)
     values = clip_l2(values, math.sqrt(1.0 - part**2))
     others = others * (part / math.sqrt(others.size))
-    whole = beside(grid, np.concatenate([values, others]), 1.0, 1, others.size)
+    whole = beside(grid, Blocks.of(np.concatenate([values, others])), 1.0, 1, others.size).array()
     short = whole[: -others.size]
     assert np.all(np.abs(short) <= np.abs(values))
     np.testing.assert_array_equal(whole[-others.size :], others)
-    fits = rounding._fitting_scale(np.abs(grid.in_steps(whole)), 4**bits, MARGINS[0], 1.0)
+    fits = rounding._fitting_scale(Blocks.of(grid.in_steps(whole)), 4**bits, MARGINS[0], 1.0)
     assert fits == 1.0 or not np.any(short)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niss.errors import RemoteProtocolError
-from niss.protocol.agreement import pack, sum_packed, unpack
+from niss.protocol.agreement import add_packed, pack, unpack
 
 widths = st.sampled_from([32, 64])
 
@@ -25,9 +25,13 @@ def test_packing_follows_its_definition_and_comes_back(bits: int, values: list[i
 
 @given(widths, st.lists(st.lists(st.integers(0, 2**64 - 1), min_size=5, max_size=5), max_size=9))
 def test_sums_wrap_around(bits: int, rows: list[list[int]]) -> None:
-    found = sum_packed([pack(np.array(row, dtype=np.uint64), bits) for row in rows], 5, bits)
-    assert found.tolist() == [sum(column) % 2**bits for column in zip(*rows, strict=True)] or not rows
-    assert found.size == 5
+    found = None
+    for row in rows:
+        packed = pack(np.array(row, dtype=np.uint64), bits)
+        before, found = found, add_packed(found, packed, 5, bits)
+        assert before is None or found is before  # In place, in words as wide as the modulus.
+        assert found.dtype.itemsize == bits // 8
+    assert found is None or found.tolist() == [sum(column) % 2**bits for column in zip(*rows, strict=True)]
 
 
 def test_strided_input_and_the_result_is_free_to_change() -> None:

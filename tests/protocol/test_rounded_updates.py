@@ -97,9 +97,9 @@ def test_coins_are_fresh_and_no_noise_is_drawn_from_them(monkeypatch: pytest.Mon
 
     round_randomly = shares_module.round_randomly
 
-    def noted(grid: Any, values: Any, bound: Any, coins: SecretStream) -> Any:
+    def noted(grid: Any, values: Any, bound: Any, coins: SecretStream, *rest: Any) -> Any:
         flipped.append((made[-1], coins))
-        return round_randomly(grid, values, bound, coins)
+        return round_randomly(grid, values, bound, coins, *rest)
 
     monkeypatch.setattr(shares_module, "SecretStream", Noting)
     monkeypatch.setattr(shares_module, "round_randomly", noted)

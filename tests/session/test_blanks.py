@@ -13,6 +13,7 @@ import pytest
 
 from niss.errors import RemoteProtocolError
 from niss.mechanism import l2_norm
+from niss.mechanism.blocks import Blocks
 from niss.mechanism.clipping import AdaptiveClip
 from niss.protocol import Upload, decode
 from niss.protocol.keys import SIGNATURE_BYTES
@@ -106,12 +107,12 @@ def test_the_number_of_blanks_is_known_up_to_the_noise_of_a_coordinate() -> None
 
 def test_a_blank_leaves_the_clip_where_it_is_and_fits_into_it() -> None:
     both = NoisyMetrics({BELOW_CLIP: (0.0, 1.0), BLANK: (0.0, 1.0), "loss": (0.0, 4.0)})
-    joined = both.joined(np.zeros(4), {}, _terms(), 4, blank=True)
+    joined = both.joined(Blocks.of(np.zeros(4)), {}, _terms(), 4, blank=True).array()
     own = dict(zip(both.ranges, joined[4:] / (0.2 * 2.0 / math.sqrt(3)), strict=True))
     assert own == pytest.approx({"loss": 0.0, BELOW_CLIP: 0.0, BLANK: 1.0})
     assert l2_norm(joined) <= 2.0
     # What an app says of it counts nothing.
-    said = both.joined(np.full(4, 9.0), {BLANK: 1.0}, _terms(), 4)
+    said = both.joined(Blocks.of(np.full(4, 9.0)), {BLANK: 1.0}, _terms(), 4).array()
     assert said[4:][list(both.ranges).index(BLANK)] < 0.0
     # Half short, half blank: the clip follows those that trained.
     clip, tail = AdaptiveClip(2.0, 0.5), np.mean([joined[4:], said[4:]], axis=0)

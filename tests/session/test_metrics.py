@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from niss.accounting import Plan, make_terms
 from niss.errors import ConfigError, RemoteProtocolError
 from niss.mechanism import l2_norm
+from niss.mechanism.blocks import Blocks
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import round_randomly
 from niss.protocol import Terms
@@ -59,12 +60,14 @@ def test_its_norm_is_never_above_the_clip(update, given_values, ends, part, clip
     named = {f"metric {number}": value for number, value in enumerate(given_values)}
     metrics = NoisyMetrics(dict.fromkeys(named, ends), part)
     terms = replace(_terms(), clip=clip, grid_bits=bits)
-    joined = metrics.joined(np.array(update), named, terms, participants)
+    joined = metrics.joined(Blocks.of(np.array(update)), named, terms, participants).array()
     assert joined.shape == (len(update) + len(named),)
     assert l2_norm(joined) <= clip
     tail = joined[len(update) :]
     assert l2_norm(tail) <= part * clip * (1.0 + 1e-12)
-    alone = metrics.joined(np.zeros(len(update)), named, terms, participants)[len(update) :]
+    alone = metrics.joined(Blocks.of(np.zeros(len(update))), named, terms, participants).array()[
+        len(update) :
+    ]
     np.testing.assert_allclose(tail, alone, rtol=1e-12)
     assert l2_norm(joined[: len(update)]) <= math.sqrt(1.0 - part**2) * clip * (1.0 + 1e-12)
 
@@ -76,17 +79,17 @@ def test_its_norm_is_never_above_the_clip(update, given_values, ends, part, clip
 )
 def test_where_a_number_lies_in_its_range(value, position) -> None:
     metrics = NoisyMetrics({"accuracy": (0, 1)}, part=0.5)
-    joined = metrics.joined(np.zeros(3), {"accuracy": value}, _terms(), 4)
+    joined = metrics.joined(Blocks.of(np.zeros(3)), {"accuracy": value}, _terms(), 4).array()
     assert joined.tolist() == [0.0, 0.0, 0.0, position]  # 0.5 of a clip of 2.
 
 
 def test_a_missing_metric_lies_in_the_middle() -> None:
     metrics = NoisyMetrics(RANGES)
-    assert metrics.joined(np.zeros(3), {}, _terms(), 4).tolist() == [0.0] * 5
+    assert metrics.joined(Blocks.of(np.zeros(3)), {}, _terms(), 4).array().tolist() == [0.0] * 5
 
 
 def test_nothing_is_changed_where_there_are_no_metrics() -> None:
-    update = np.array([3.0, 4.0])
+    update = Blocks.of(np.array([3.0, 4.0]))
     assert NoisyMetrics().joined(update, {"loss": 1.0}, _terms(), 4) is update
 
 
@@ -97,7 +100,7 @@ def test_rounding_to_the_grid_shortens_updates_and_not_metrics() -> None:
     terms = make_terms(plan, participants=participants, coordinates=size + 2, run=bytes(16), number=0)
     update = np.random.default_rng(1).normal(size=size)
     metrics = NoisyMetrics(RANGES)
-    joined = metrics.joined(update, {"accuracy": 1.0, "loss": 0.0}, terms, participants)
+    joined = metrics.joined(Blocks.of(update), {"accuracy": 1.0, "loss": 0.0}, terms, participants).array()
     wanted = np.array([0.2, -0.2]) / math.sqrt(2.0)
     np.testing.assert_allclose(joined[-2:], wanted, rtol=1e-12)
     grid = Grid(terms.grid_bits)
@@ -118,7 +121,7 @@ def test_rounding_to_the_grid_shortens_updates_and_not_metrics() -> None:
 def test_a_weight_only_makes_an_upload_shorter(update, count, cap, part, clip) -> None:
     metrics = NoisyMetrics({f"{WEIGHT}n": (0.0, cap)}, part)
     terms = replace(_terms(), clip=clip)
-    joined = metrics.joined(np.array(update), {"n": count}, terms, 10)
+    joined = metrics.joined(Blocks.of(np.array(update)), {"n": count}, terms, 10).array()
     assert l2_norm(joined) <= clip
     room = clip * math.sqrt(1.0 - part**2)
     share = 0.5 + 0.5 * joined[-1] / (part * clip)

@@ -43,8 +43,9 @@ from flwr.clientapp.typing import ClientAppCallable
 from niss.accounting import Ledger
 from niss.errors import ConfigError, LocalProtocolError, NissError, ProtocolError, RemoteProtocolError
 from niss.files import locked_folder
-from niss.flower.transport import OURS, RECORD, FloatArray, Model, records_of, take_request, to_content
-from niss.mechanism import Slots, l2_norm
+from niss.flower.transport import OURS, RECORD, Model, records_of, take_request, to_content
+from niss.mechanism import Slots
+from niss.mechanism.blocks import Blocks
 from niss.protocol import Identity
 from niss.records import Records
 from niss.redaction import printable
@@ -201,7 +202,7 @@ class NissMod:
             return training.blank()
         clear = {name: value for name, value in metrics.items() if name in self._clear}
         # For the owner alone, who may want to know whether the clip fits; never sent.
-        LOG.info("niss: the update has norm %.3g, the clip is %g", l2_norm(update), training.terms.clip)
+        LOG.info("niss: the update has norm %.3g, the clip is %g", update.norm, training.terms.clip)
         return training.upload(update, metrics, clear)
 
 
@@ -214,14 +215,14 @@ class _App:
         self._call, self._message, self._context, self._limits = call_next, message, context, limits
         self.raises = limits.raises
 
-    def update(self, model: Model, seconds: float | None) -> tuple[FloatArray, Mapping[str, object]]:
+    def update(self, model: Model, seconds: float | None) -> tuple[Blocks, Mapping[str, object]]:
         """How far it moved the model, and the metrics that it reported; nothing else of its answer stays in memory.
 
         Raises whatever it raises, `_LateError`, and what is wrong with its answer.
         """
         trained = self._train(seconds)
         update = model.update_to(_only_arrays(trained))
-        if not np.all(np.isfinite(update)):
+        if not math.isfinite(update.largest):
             raise LocalProtocolError("the trained weights are not finite")
         records = records_of(trained, MetricRecord).values()
         return update, {name: value for record in records for name, value in record.items()}

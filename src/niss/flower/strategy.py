@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from niss.flower.transport import (
     METRICS,
     RECORD,
     Model,
+    OneByOne,
     WillingNodes,
     alike,
     guard_metrics,
@@ -81,6 +82,14 @@ LOG = logging.getLogger("flwr")
 _DEFAULT_ROUNDS = 1000
 ACCOUNTING = "niss-gaussian-joint-view"
 Value = TypeVar("Value")
+
+
+def _noting_errors(replies: Iterable[Message], errors: list[Message]) -> Iterator[Message]:
+    """The replies, none of which is kept but those that are errors."""
+    for reply in replies:
+        if reply.has_error():
+            errors.append(shown(reply))
+        yield reply
 
 
 class _SpentError(Exception):
@@ -228,7 +237,8 @@ class NissStrategy(Strategy):
                 given["initial_arrays"] = arrays = self._resumed(initial_arrays)
                 given["evaluate_fn"] = self._kept.evaluation(evaluate_fn, lambda: self._begun)
                 given["num_rounds"] = num_rounds - self._kept.before
-                result = start_own(self.inner, self, grid, given) or super().start(grid, **given)
+                result = start_own(self.inner, self, grid, given)
+                result = result or super().start(cast(Grid, OneByOne(grid)), **given)
         except _SpentError:
             LOG.warning("niss: the run ends here, as too few of its nodes can pay for another round")
             result = Result(arrays=self._weights)
@@ -377,25 +387,29 @@ class NissStrategy(Strategy):
         travelled inside the uploads reach it as the metrics of that one result, each with its noise.
         """
         number = self._kept.before + server_round
-        arrays, metrics = self._aggregated(number, list(replies))
+        arrays, metrics = self._aggregated(number, replies)
         self._kept.model(number, self._weights if arrays is None else arrays)
         self._kept.keep("train", number, metrics, self._begun)
         return arrays, metrics
 
     def _aggregated(
-        self, number: int, replies: list[Message]
+        self, number: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         session = self._begun
         if session is None or session.stage is not Stage.ROUND:
             return self._own.aggregate_train(number, [])
-        uploads = sort_replies(self._sent, replies)
+        clear: dict[int, Mapping[str, object]] = {}
+        results: list[Message] = []
+
+        def heard(node: int, reply: Reply) -> None:
+            clear[node] = reply.clear
+            session.hear(node, reply)
+
+        session.take(sort_replies(self._sent, _noting_errors(replies, results), heard))
         waited = time.monotonic() - self._asked_at
-        clear = {node: reply.clear for node, reply in uploads.items() if isinstance(reply, Reply)}
-        session.take(uploads)
         drive(session, self._deliver)
         total, record = session.finish()
         say_round(record, self.plan, session.books.blanks, waited)
-        results = [shown(reply) for reply in replies if reply.has_error()]
         if total is None:
             return self._own.aggregate_train(number, results)
         mean, hidden = session.mean(total)
@@ -404,6 +418,7 @@ class NissStrategy(Strategy):
         metrics.update(hidden)
         metrics[self._weight] = 1
         content = RecordDict({self._array_key: self._model.moved_by(mean), METRICS: metrics})
+        del total, mean
         results.insert(0, Message(content, reply_to=self._sent[0]))
         arrays, made = self._own.aggregate_train(number, results)
         if arrays is not None:

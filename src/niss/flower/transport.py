@@ -14,17 +14,20 @@ what is said of a round.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import SType
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -32,6 +35,7 @@ from numpy.typing import NDArray
 from niss.accounting import Plan
 from niss.accounting.assumed import most_dropped
 from niss.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
+from niss.mechanism.blocks import Blocks
 from niss.redaction import printable
 from niss.runs import RoundRecord
 from niss.session.ports import NO_REPLY, Reply, Request, Stage, in_words
@@ -48,6 +52,10 @@ _USE_THE_MOD = "Does its ClientApp have `mods=[niss_mod]`, and is it the first m
 _ITS_LOG = "It has NISS and refuses: its own log says why."
 _AWAY = "Is it running, and connected? It is asked again."
 _LARGEST_STEP = 2**63 - 1
+PULLED_BYTES = 2**28
+"""About as many bytes of replies are pulled together."""
+# After which Flower's grid asks again.
+_PULL_SECONDS = 3.0
 # A string of bytes as numpy saves it, and nothing else that numpy could read: the header is text that it evaluates.
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00(?P<size>..)"
@@ -170,28 +178,85 @@ def send_requests(
     return sort_replies(messages, grid.send_and_receive(messages, timeout=timeout))
 
 
-def sort_replies(sent: Sequence[Message], replies: Iterable[Message]) -> dict[int, Reply | str]:
+def sort_replies(
+    sent: Sequence[Message],
+    replies: Iterable[Message],
+    take: Callable[[int, Reply], None] | None = None,
+) -> dict[int, Reply | str]:
     """By node, what came back for the messages in `sent`, or why nothing did; only the first reply of a node counts.
 
-    Flower reports a lost node in the server's name, so the id of the message replied to says whose reply it is.
+    Flower reports a lost node in the server's name, so the id of the message replied to says whose reply it is. With
+    `take`, replies are handed over as they come and nothing of them is kept: a round's are as large as so many models.
     """
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    found: dict[int, Reply | str] = {}
-    for reply in replies:
-        node = node_of.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-        if node not in node_of.values() or isinstance(found.get(node), Reply):
+    nodes, found, answered = set(node_of.values()), dict[int, Reply | str](), set[int]()
+    for message in replies:
+        node = node_of.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+        if node not in nodes or node in answered:
             continue
-        if reply.has_error():
-            found[node] = printable(reply.error.reason or f"error {reply.error.code}")
+        if message.has_error():
+            found[node] = printable(message.error.reason or f"error {message.error.code}")
             continue
         try:
-            found[node] = read_reply(reply)
-            # The body was copied out of it, and a copy of every client's would be as large as so many models.
-            del reply.content[UPLOAD]
+            reply = read_reply(message)
+            del message.content[UPLOAD]  # The body was copied out of it.
         except Exception as error:
             # Whatever a node sends is at most that node's failure.
             found[node] = in_words(error)
-    return {node: found.get(node, NO_REPLY) for node in node_of.values()}
+            continue
+        answered.add(node)
+        found.pop(node, None)
+        if take is None:
+            found[node] = reply
+        else:
+            take(node, reply)
+    return {node: found.get(node, NO_REPLY) for node in nodes if node in found or node not in answered}
+
+
+class OneByOne:
+    """A grid that hands over a round's replies as they are pulled, a few at a time, however many there are.
+
+    Flower's own waits until all are there, in memory for all of them.
+
+    grid  the one that it stands for, and that does everything else
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        # A grid that waits in its own way is to do so.
+        self._flowers = type(grid).send_and_receive.__module__.startswith("flwr.")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send the messages; those of NISS are answered by an iterator, which waits while it is read."""
+        messages = list(messages)
+        if not self._flowers or not all(RECORD in message.content for message in messages):
+            return self._grid.send_and_receive(messages, timeout=timeout)
+        largest = max((_size_of(message) for message in messages), default=1)
+        # A number is 8 bytes of an upload at most, and 2 of a model at least.
+        together = max(1, PULLED_BYTES // (4 * largest))
+        sent = [one for one in self._grid.push_messages(messages) if one]  # None: it could not be sent.
+        return self._pulled(sent, together, timeout)
+
+    def _pulled(self, waiting: list[str], together: int, timeout: float | None) -> Iterator[Message]:
+        ends = time.monotonic() + (math.inf if timeout is None else timeout)
+        while waiting and time.monotonic() < ends:
+            for some in [waiting[at : at + together] for at in range(0, len(waiting), together)]:
+                for reply in self._grid.pull_messages(some):
+                    if reply.metadata.reply_to_message_id in waiting:
+                        waiting.remove(reply.metadata.reply_to_message_id)
+                    yield reply
+            if waiting:
+                time.sleep(getattr(self._grid, "pull_interval", _PULL_SECONDS))
+
+
+def _size_of(message: Message) -> int:
+    records = records_of(message.content, ArrayRecord).values()
+    return max(1, sum(len(array.data) for record in records for array in record.values()))
 
 
 @dataclass(frozen=True)
@@ -203,7 +268,7 @@ class Model:
     @classmethod
     def of(cls, record: ArrayRecord) -> Self:
         """The model in a record; raises `ConfigError` if nothing in it is a floating-point number."""
-        model = cls({name: array.numpy() for name, array in record.items()})
+        model = cls({name: numbers_of(array) for name, array in record.items()})
         if not model.size:
             raise ConfigError("the model has no floating-point numbers to train", field="arrays")
         return model
@@ -222,8 +287,8 @@ class Model:
         """The floating-point numbers one after another, in the order of the message."""
         return np.concatenate([array.astype(np.float64).reshape(-1) for _, array in self._floating])
 
-    def update_to(self, trained: ArrayRecord) -> FloatArray:
-        """Trained weights minus these, as one vector of float64.
+    def update_to(self, trained: ArrayRecord) -> Blocks:
+        """Trained weights minus these, as one vector of float64, each block of which is subtracted when it is read.
 
         Arrays are matched by name, in whatever order they come. Raises `LocalProtocolError` where names or shapes are
         not those that were sent. Infinities and NaN of a training that diverged are passed on; what to do about them
@@ -235,29 +300,28 @@ class Model:
                 f"the trained arrays are not those that the server sent; they differ in {differing[0]!r}",
                 hint="return all arrays of the message, and no others, under the names they came with",
             )
-        update, start = np.empty(self.size), 0
+        parts = []
         for name, before in self._floating:
-            after = trained[name].numpy()
+            after = numbers_of(trained[name])
             if after.shape != before.shape:
                 raise LocalProtocolError(f"array {name!r} has shape {after.shape} instead of {before.shape}")
-            part = update[start : start + before.size].reshape(before.shape)
-            with np.errstate(invalid="ignore", over="ignore"):
-                # Converted a block at a time: a large model has no room for copies of itself.
-                np.subtract(after, before, out=part, dtype=np.float64, casting="unsafe")
-            start += before.size
-        return update
+            parts.append(_difference(after.reshape(-1), before.reshape(-1)))
+        return Blocks.joined(parts)
 
     def moved_by(self, update: FloatArray) -> ArrayRecord:
         """These weights plus an update of length `size`, in the dtypes they were sent in."""
         if update.shape != (self.size,):
             raise LocalProtocolError(f"expected an update of {self.size} numbers, got shape {update.shape}")
-        moved, start = dict(self.arrays), 0
-        for name, before in self._floating:
-            part = update[start : start + before.size].reshape(before.shape)
-            moved[name] = np.empty_like(before)
-            np.add(before, part, out=moved[name], dtype=np.float64, casting="unsafe")
-            start += before.size
-        return ArrayRecord({name: Array(np.asarray(array)) for name, array in moved.items()})
+        floating, moved, start = dict(self._floating), dict[str, Array](), 0
+        for name, before in self.arrays.items():
+            after = before
+            if name in floating:
+                part = update[start : start + before.size].reshape(before.shape)
+                after = np.empty_like(before)
+                np.add(before, part, out=after, dtype=np.float64, casting="unsafe")
+                start += before.size
+            moved[name] = Array(np.asarray(after))
+        return ArrayRecord(moved)
 
     def restored(self, aggregated: ArrayRecord) -> ArrayRecord:
         """What a strategy made of these weights, in their order and dtypes, and with their whole numbers.
@@ -274,6 +338,25 @@ class Model:
         order = [name for name in self.arrays if name in restored]
         order += [name for name in restored if name not in self.arrays]
         return ArrayRecord({name: restored[name] for name in order})
+
+
+def numbers_of(array: Array) -> NDArray[Any]:
+    """The numbers of an array where they lie in it, read-only; `array.numpy()` makes a copy of them."""
+    file = io.BytesIO(array.data)
+    if array.stype == SType.NUMPY and np.lib.format.read_magic(file) == (1, 0):
+        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
+        if not in_columns and not dtype.hasobject and min(shape, default=0) >= 0:
+            return np.frombuffer(array.data, dtype, math.prod(shape), file.tell()).reshape(shape)
+    return array.numpy()
+
+
+def _difference(after: NDArray[Any], before: NDArray[Any]) -> Blocks:
+    def read(start: int, stop: int) -> FloatArray:
+        with np.errstate(invalid="ignore", over="ignore"):
+            part = np.subtract(after[start:stop], before[start:stop], dtype=np.float64, casting="unsafe")
+        return np.asarray(part)
+
+    return Blocks(before.size, read)
 
 
 def shared_model(messages: Sequence[Message]) -> tuple[Model, str]:

@@ -19,6 +19,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
 
 from niss.errors import ConfigError
 from niss.flower.transport import (
@@ -181,13 +182,13 @@ def _try_aggregation(
         )
         return
 
-    def made_of(each: Strategy, messages: list[Message], updates: list[FloatArray]) -> FloatArray:
+    def made_of(each: Strategy, messages: list[Message], updates: list[FloatArray]) -> NDArray[Any]:
         replies = [
             Message(RecordDict({key: model.moved_by(update), METRICS: metrics}), reply_to=message)
             for message, update in zip(messages, updates, strict=False)
         ]
         made, _ = each.aggregate_train(0, replies)
-        return np.zeros(model.size) if made is None else model.update_to(made)
+        return np.zeros(model.size) if made is None else model.update_to(made).array()
 
     try:
         alone = made_of(one, asked[0], [step])

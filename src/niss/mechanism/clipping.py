@@ -29,13 +29,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.checks import require_real
 from niss.errors import ConfigError, PrivacyError
+from niss.mechanism.blocks import Blocks, Floats
 
 Float = TypeVar("Float", bound=np.floating[Any])
 
@@ -50,16 +51,9 @@ _FIRST = 0.1
 _HAIR = 1.0 - 2.0**-20
 
 
-def l2_norm(vector: NDArray[np.floating[Any]]) -> float:
+def l2_norm(vector: NDArray[np.floating[Any]] | Blocks) -> float:
     """The L2 norm in float64, safe against overflow of the squares."""
-    if vector.size == 0:
-        return 0.0
-    largest = max(float(np.max(vector)), -float(np.min(vector)))
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    # Not numpy's norm: its BLAS threads collapse on a busy machine.
-    scaled = vector.astype(np.float64, copy=False) / largest
-    return largest * math.sqrt(float(np.sum(np.square(scaled, out=scaled))))
+    return Blocks.of(vector).norm
 
 
 def clip_l2(update: NDArray[Float], bound: float) -> NDArray[Float]:
@@ -68,24 +62,28 @@ def clip_l2(update: NDArray[Float], bound: float) -> NDArray[Float]:
     A zero update stays zero. An update with NaN or infinite entries has no norm to bound and is
     refused; a caller that must go on sends the zero update instead, which every clip allows.
     """
+    return cast("NDArray[Float]", clipped(Blocks.of(update), bound).array().reshape(update.shape))
+
+
+def clipped(update: Blocks, bound: float) -> Blocks:
+    """What `clip_l2` makes of an update, each block when it is read."""
     require_real(bound, field="clip", zero_allowed=False)
     require_finite(update)
-    norm = l2_norm(update)
-    if norm <= bound:
-        return update.copy()
-    limits = np.finfo(update.dtype)
-    factor = bound / norm
+    if update.norm <= bound:
+        return update
+    limits, factor = np.finfo(update.dtype), bound / update.norm
     if factor < float(limits.smallest_normal):
         # The factor would lose its digits: bring the entries near 1 first.
-        update = (update / np.max(np.abs(update))).astype(update.dtype, copy=False)
-        factor = bound / l2_norm(update)
-    clipped = _scaled(update, factor)
+        largest = update.largest
+        update = update.map(lambda block: block / largest)
+        factor = bound / update.norm
+    short = _scaled(update, factor)
     step = float(limits.eps)
-    while l2_norm(clipped) > bound:
+    while short.norm > bound:
         factor *= max(0.0, 1.0 - step)
         step *= 2.0
-        clipped = _scaled(update, factor)
-    return clipped
+        short = _scaled(update, factor)
+    return short
 
 
 def clip_elements(update: NDArray[Float], bound: float) -> NDArray[Float]:
@@ -96,19 +94,25 @@ def clip_elements(update: NDArray[Float], bound: float) -> NDArray[Float]:
     return np.asarray(np.clip(update, -limit, limit))
 
 
-def require_finite(update: NDArray[np.floating[Any]]) -> None:
+def require_finite(update: NDArray[np.floating[Any]] | Blocks) -> None:
     """Refuse an update with NaN or infinite entries, saying how many."""
-    bad = int(update.size - np.count_nonzero(np.isfinite(update)))
-    if bad:
+    blocks = Blocks.of(update)
+    if not math.isfinite(blocks.largest):
+        bad = blocks.size - sum(int(np.count_nonzero(np.isfinite(block))) for block in blocks)
         raise PrivacyError(
-            f"update has {bad} of {update.size} entries that are NaN or infinite",
+            f"update has {bad} of {blocks.size} entries that are NaN or infinite",
             hint="training diverged: lower the learning rate, or send a zero update for this client",
         )
 
 
-def _scaled(update: NDArray[Float], factor: float) -> NDArray[Float]:
-    with np.errstate(under="ignore"):
-        return (update * update.dtype.type(factor)).astype(update.dtype, copy=False)
+def _scaled(update: Blocks, factor: float) -> Blocks:
+    scale = np.array(factor, dtype=update.dtype)
+
+    def scaled(block: Floats) -> Floats:
+        with np.errstate(under="ignore"):
+            return np.asarray(block * scale)
+
+    return update.map(scaled)
 
 
 @dataclass(frozen=True)

@@ -41,36 +41,42 @@ it: 2^31 records of 2^32 steps add up in 64 bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import ConfigError
-from niss.mechanism.clipping import clip_l2, l2_norm
+from niss.mechanism.blocks import BLOCK, Blocks
+from niss.mechanism.clipping import clip_l2
 from niss.mechanism.grid import Grid
 from niss.randomness import SecretStream
 
 # How many deviations of `||q||^2` are left below the bound, in the first draw and in those after it.
 MARGINS = (3.0, 6.0, 12.0, 24.0)
 
-_BLOCK = 16384
 _PASSES = 12
 _LIMB_BITS = 21
 _LIMB = (1 << _LIMB_BITS) - 1
 
 Floats = NDArray[np.float64]
-Steps = NDArray[np.int64]
+Steps = NDArray[np.signedinteger[Any]]
 
 
 def round_randomly(
-    grid: Grid, values: NDArray[np.floating[Any]], bound: float | Fraction, coins: SecretStream
+    grid: Grid,
+    values: NDArray[np.floating[Any]] | Blocks,
+    bound: float | Fraction,
+    coins: SecretStream,
+    kind: type[np.int32 | np.int64] = np.int64,
 ) -> Steps:
     """Grid steps of L2 norm at most `bound`, in expectation `values`, or those shortened where they must be.
 
-    `coins` is a stream of its own: never one that noise is drawn from, and never used for another update.
+    `coins` is a stream of its own: never one that noise is drawn from, and never used for another update. `kind` is
+    wide enough for `bound`.
     """
     if not isinstance(coins, SecretStream):
         raise ConfigError(
@@ -80,13 +86,14 @@ def round_randomly(
         )
     if not math.isfinite(bound) or bound <= 0.0:
         raise ConfigError(f"must be a finite number above 0, not {bound!r}", field="bound")
-    steps = grid.in_steps(values)
+    blocks = Blocks.of(values)
+    for block in blocks:
+        grid.in_steps(block)  # Refuses what has no place on the grid.
+    steps = blocks.map(lambda block: np.ldexp(block.astype(np.float64), grid.bits), np.float64)
     # Whole squares are within the bound if and only if they are within its floor.
     most = math.floor((Fraction(bound) * 2**grid.bits) ** 2)
-    negative = steps < 0.0
-    rounded = _round_sizes(np.abs(steps, out=steps).ravel(), most, coins).reshape(steps.shape)
-    np.negative(rounded, out=rounded, where=negative)
-    return rounded
+    rounded = _round(steps, most, coins, kind)
+    return rounded if isinstance(values, Blocks) else rounded.reshape(values.shape)
 
 
 def round_records(
@@ -118,9 +125,7 @@ def round_records(
     return np.clip(total, -most, most)
 
 
-def beside(
-    grid: Grid, update: NDArray[np.floating[Any]], clip: float, participants: int, kept: int
-) -> NDArray[np.float64]:
+def beside(grid: Grid, update: Blocks, clip: float, participants: int, kept: int) -> Blocks:
     """An update within the clip, shortened but for the last `kept` coordinates, which rounding then leaves alone.
 
     It enters the sum with the weight 1 / participants, and is rounded after that. `round_randomly` shortens all
@@ -128,25 +133,25 @@ def beside(
     last coordinates it then leaves as long as they are. In steps, those add at most `norm^2 + kept / 4` to `E||q||^2`,
     and to its deviation at most `norm + sqrt(kept) / 2`.
     """
-    whole = update.astype(np.float64, copy=False)
     if not kept:
-        return whole
-    own, others = whole[:-kept] / participants, whole[-kept:]
+        return update
+    end = update.size - kept
+    own, others = update.part(0, end).map(lambda block: block / participants), update.part(end, update.size)
     most = clip / participants * 2.0**grid.bits
-    norm = l2_norm(others) / participants * 2.0**grid.bits
+    norm = others.norm / participants * 2.0**grid.bits
     left = most**2 - norm**2 - kept / 4.0 - MARGINS[0] * (norm + math.sqrt(kept) / 2.0)
     scale = 0.0
     if left >= 1.0:
-        scale = _fitting_scale(np.abs(grid.in_steps(own)).ravel(), math.floor(left), MARGINS[0], 1.0)
-    return np.concatenate([own * scale * participants, others])
+        scale = _fitting_scale(own.map(grid.in_steps), math.floor(left), MARGINS[0], 1.0)
+    return Blocks.joined([own.map(lambda block: block * scale * participants), others])
 
 
 def squared_norm(steps: Steps) -> int:
     """`sum q^2`, exactly: a block at a time, in limbs of 21 bits whose products cannot overflow."""
     total = 0
     flat = steps.ravel()
-    for start in range(0, flat.size, _BLOCK):
-        size = np.abs(flat[start : start + _BLOCK])
+    for start in range(0, flat.size, BLOCK):
+        size = np.abs(flat[start : start + BLOCK].astype(np.int64, copy=False))
         limbs = [size & _LIMB]
         for shift in range(_LIMB_BITS, int(size.max()).bit_length(), _LIMB_BITS):
             limbs.append(size >> shift & _LIMB)
@@ -157,46 +162,44 @@ def squared_norm(steps: Steps) -> int:
     return total
 
 
-def _round_sizes(sizes: Floats, most: int, coins: SecretStream) -> Steps:
+def _round(steps: Blocks, most: int, coins: SecretStream, kind: type[np.int32 | np.int64]) -> Steps:
+    rounded = np.zeros(steps.size, dtype=kind)
     if most == 0:  # Less than a step: nothing but zero fits.
-        return np.zeros(sizes.size, dtype=np.int64)
+        return rounded
     scale = 1.0
     for margin in MARGINS:
-        scale = _fitting_scale(sizes, most, margin, scale)
-        rounded = _draw(sizes, scale, coins)
-        if squared_norm(rounded) <= most:
+        scale = _fitting_scale(steps, most, margin, scale)
+        if _fill(rounded, steps, partial(_draw, scale, coins.uniforms(steps.size, block=BLOCK))) <= most:
             return rounded
-    return _cut(sizes, most)
-
-
-def _draw(sizes: Floats, scale: float, coins: SecretStream) -> Steps:
-    rounded = np.empty(sizes.size, dtype=np.int64)
-    start = 0
-    for uniform in coins.uniforms(sizes.size, block=_BLOCK):
-        block = slice(start, start + uniform.size)
-        scaled = sizes[block] * scale
-        whole = np.floor(scaled)
-        np.subtract(scaled, whole, out=scaled)
-        rounded[block] = whole
-        rounded[block] += uniform < scaled
-        start += uniform.size
+    # Toward zero: no entry grows, so the norm fits if that of `steps` does, and else once it is scaled to.
+    if _fill(rounded, steps, np.floor) <= most:
+        return rounded
+    # The guard of 2^-30 is far more than the rounding of the norm and the product can amount to (1e-13).
+    shorter = (1.0 - 2.0**-30) * math.sqrt(most) / steps.norm
+    _fill(rounded, steps, lambda sizes: np.floor(sizes * shorter))
     return rounded
 
 
-def _cut(sizes: Floats, most: int) -> Steps:
-    """Toward zero: no entry grows, so the norm fits if that of `sizes` does, and else once it is scaled to.
-
-    The guard of 2^-30 is far more than the rounding of the norm and the product can amount to (1e-13).
-    """
-    cut = np.floor(sizes).astype(np.int64)
-    if squared_norm(cut) <= most:
-        return cut
-    largest = float(sizes.max())
-    norm = largest * math.sqrt(float(np.sum(np.square(sizes / largest))))
-    return np.floor(sizes * ((1.0 - 2.0**-30) * math.sqrt(most) / norm)).astype(np.int64)
+def _fill(rounded: Steps, steps: Blocks, make: Callable[[Floats], Floats]) -> int:
+    """Put what `make` makes of the sizes in each block there, with the signs; returns the squared norm, exactly."""
+    start = square = 0
+    for block in steps:
+        part = rounded[start : start + block.size]
+        part[:] = np.copysign(make(np.abs(block)), block)
+        square += squared_norm(part)
+        start += block.size
+    return square
 
 
-def _fitting_scale(sizes: Floats, most: int, margin: float, scale: float) -> float:
+def _draw(scale: float, uniforms: Iterator[Floats], sizes: Floats) -> Floats:
+    scaled = sizes * scale
+    whole = np.floor(scaled)
+    np.subtract(scaled, whole, out=scaled)
+    whole += next(uniforms) < scaled
+    return whole
+
+
+def _fitting_scale(steps: Blocks, most: int, margin: float, scale: float) -> float:
     """The given scale if `E ||q||^2 + margin D <= most` there, else a smaller one found by Newton's method.
 
     `E ||q||^2` is convex in the scale, so the steps come down from above; they aim a third of the margin lower,
@@ -204,7 +207,7 @@ def _fitting_scale(sizes: Floats, most: int, margin: float, scale: float) -> flo
     """
     room = float(most) * (1.0 + 2.0**-40)  # A norm on the bound may come out a hair above.
     for _ in range(_PASSES):
-        mean, slope, deviation = _moments(sizes, scale)
+        mean, slope, deviation = _moments(steps, scale)
         if mean + margin * deviation <= room:
             break
         excess = mean + margin * 4.0 / 3.0 * deviation - room
@@ -212,17 +215,17 @@ def _fitting_scale(sizes: Floats, most: int, margin: float, scale: float) -> flo
     return scale
 
 
-def _moments(sizes: Floats, scale: float) -> tuple[float, float, float]:
+def _moments(steps: Blocks, scale: float) -> tuple[float, float, float]:
     """`E ||q||^2`, its derivative by the scale, and the deviation of `||q||^2`."""
     mean = slope = variance = 0.0
-    for start in range(0, sizes.size, _BLOCK):
-        block = sizes[start : start + _BLOCK]
-        scaled = block * scale
+    for block in steps:
+        sizes = np.abs(block)
+        scaled = sizes * scale
         whole = np.floor(scaled)
         fraction = scaled - whole
         odd = 2.0 * whole + 1.0  # (t + 1)^2 - t^2
         mean += float(np.sum(whole * whole + fraction * odd))
-        slope += float(np.sum(block * odd))
+        slope += float(np.sum(sizes * odd))
         odd *= odd
         fraction -= fraction * fraction
         variance += float(np.sum(odd * fraction))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
@@ -464,12 +464,13 @@ def survivors_hash(context: bytes, survivors: tuple[int, ...]) -> bytes:
     return hashlib.sha256(b"niss.survivors.v1" + context + seats).digest()
 
 
+Words = NDArray[np.unsignedinteger[Any]]
 _WORDS = dict(zip(MODULI, ("<u4", "<u8"), strict=True))
 
 
-def pack(values: NDArray[np.uint64], modulus_bits: int) -> bytes:
+def pack(values: Words, modulus_bits: int) -> bytes:
     """The values modulo 2^modulus_bits, 32 or 64, one after another, lowest byte first."""
-    return values.astype(_WORDS[modulus_bits]).tobytes()  # keeps the low bits
+    return values.astype(_WORDS[modulus_bits], copy=False).tobytes()  # keeps the low bits
 
 
 def check_packed(data: bytes, count: int, modulus_bits: int) -> None:
@@ -481,16 +482,16 @@ def check_packed(data: bytes, count: int, modulus_bits: int) -> None:
         )
 
 
+def add_packed(total: Words | None, data: bytes, count: int, modulus_bits: int) -> Words:
+    """The sum so far, in place, and a packed vector of `count` values, modulo 2^modulus_bits; None: there is none yet.
+
+    There is no memory but the sum.
+    """
+    check_packed(data, count, modulus_bits)
+    words: Words = np.frombuffer(data, dtype=_WORDS[modulus_bits])
+    return words.astype(f"u{words.itemsize}") if total is None else np.add(total, words, out=total)
+
+
 def unpack(data: bytes, count: int, modulus_bits: int) -> NDArray[np.uint64]:
     """The `count` values that were packed, in an array of their own; another length is a `RemoteProtocolError`."""
-    return sum_packed([data], count, modulus_bits)
-
-
-def sum_packed(vectors: Iterable[bytes], count: int, modulus_bits: int) -> NDArray[np.uint64]:
-    """The sum of packed vectors of `count` values, modulo 2^modulus_bits; one at a time, with no memory but the sum."""
-    total: NDArray[Any] | None = None
-    for data in vectors:
-        check_packed(data, count, modulus_bits)
-        words = np.frombuffer(data, dtype=_WORDS[modulus_bits])
-        total = words.copy() if total is None else np.add(total, words, out=total)
-    return np.zeros(count, dtype=np.uint64) if total is None else total.astype(np.uint64)
+    return add_packed(None, data, count, modulus_bits).astype(np.uint64)

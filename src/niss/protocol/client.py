@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from niss.mechanism import clip_l2
+from niss.mechanism.blocks import Blocks
+from niss.mechanism.clipping import clipped
 from niss.protocol import committee
 from niss.protocol.agreement import Agreed, agree, commitment_of, pack, survivors_hash
 from niss.protocol.keys import Entropy, Identity, PrekeyStore, check_prekey, link_of, verify
@@ -38,10 +39,11 @@ from niss.protocol.messages import (
     decode,
     encode,
     signed_part,
+    signed_parts,
 )
 from niss.protocol.repair import dropped_after, dropped_before, vote
 from niss.protocol.schedule import Policy
-from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_batch, round_update
+from niss.protocol.shares import EdgeKeys, Steps, masked_upload, round_batch, round_update, step_type
 from niss.redaction import Secret, SecretBytes
 
 
@@ -177,7 +179,7 @@ def move_prekey(number: int, giver: bytes, taker: bytes) -> tuple[bytes, bytes]:
 
 
 Answer = TypeVar("Answer", Upload, Reveal)
-Update = NDArray[np.floating[Any]] | Iterable[tuple[NDArray[np.floating[Any]], int]]
+Update = NDArray[np.floating[Any]] | Blocks | Iterable[tuple[NDArray[np.floating[Any]], int]]
 
 
 class Client:
@@ -285,9 +287,9 @@ class Client:
     def answer(self, update: Update, entropy: Entropy) -> Upload:
         """The upload of the round that was accepted last, once: rounded, with shares, residual noise, self-mask.
 
-        update      x_k, one number a coordinate; clipped here. Where records are hidden, what each record of the batch
-                    adds to it, in matrices of a row for each, with how many of them count (`round_records`); an upload
-                    shows nothing of how many there are
+        update      x_k, one number a coordinate; clipped here, and blocks released once they are rounded. Where records
+                    are hidden, what each record of the batch adds to it, in matrices of a row for each, with how many
+                    of them count (`round_records`); an upload shows nothing of how many there are
         entropy     gives the coins of rounding, the residual noise and, in mode `repair`, the self-mask
         """
         if self._accepted is None:
@@ -301,24 +303,28 @@ class Client:
             mask, pieces = committee.deal(keys, entropy)
             commitment = committee.commit_mask(agreed, keys.seat, mask)
         vector = pack(masked_upload(keys, steps, mask, entropy), agreed.terms.modulus_bits)
+        del steps
         return self._signed("upload", Upload(agreed.digest, keys.seat, vector, fresh, commitment, pieces))
 
     def _rounded(self, agreed: Agreed, update: Update, entropy: Entropy) -> Steps:
         """The update, clipped and rounded to the round's grid; nothing in a round that takes no updates."""
         terms, schedule = agreed.terms, self.policy.schedule
         if terms.records is not None:
-            assert not isinstance(update, np.ndarray)
+            assert not isinstance(update, np.ndarray | Blocks)
             return round_batch(agreed, update, entropy)
-        assert isinstance(update, np.ndarray)
-        if update.shape != (terms.coordinates,):
+        assert isinstance(update, np.ndarray | Blocks)
+        if (isinstance(update, np.ndarray) and update.ndim != 1) or update.size != terms.coordinates:
+            shape = update.size if isinstance(update, Blocks) else update.shape
             raise LocalProtocolError(
-                f"the update has shape {update.shape}, but the round has {terms.coordinates} coordinates"
+                f"the update has shape {shape}, but the round has {terms.coordinates} coordinates"
             )
         if schedule is not None and terms.round >= schedule.horizon:
-            return np.zeros(terms.coordinates, dtype=np.int64)
-        weighted = clip_l2(update.astype(np.float64, copy=False), terms.clip)
-        weighted /= terms.divisor(len(agreed.participants))
-        return round_update(agreed, weighted, entropy)
+            return np.zeros(terms.coordinates, dtype=step_type(terms))
+        blocks, divisor = Blocks.of(update), terms.divisor(len(agreed.participants))
+        exact = blocks.map(lambda block: block.astype(np.float64, copy=False), np.float64)
+        steps = round_update(agreed, clipped(exact, terms.clip).map(lambda block: block / divisor), entropy)
+        blocks.release()
+        return steps
 
     @property
     def awaits_repair(self) -> bool:
@@ -462,4 +468,4 @@ class Client:
         self._persist(dump(self._memory, self._prekeys))
 
     def _signed(self, purpose: str, message: Answer) -> Answer:
-        return replace(message, signature=self._identity.sign(purpose, signed_part(message)))
+        return replace(message, signature=self._identity.sign(purpose, signed_parts(message)))

@@ -119,7 +119,7 @@ class Identity(Secret):
         """A new identity from 32 bytes of `entropy`."""
         return cls(draw(entropy, SECRET_BYTES))
 
-    def sign(self, purpose: str, message: bytes) -> bytes:
+    def sign(self, purpose: str, message: bytes | Iterable[bytes]) -> bytes:
         """64 bytes that `verify` accepts for this purpose and message, and for no other."""
         return self._key.sign(_signed_bytes(purpose, message))
 
@@ -139,10 +139,10 @@ class Identity(Secret):
         return f"<Identity {fingerprint(self.public)}>" if hasattr(self, "public") else super().__repr__()
 
 
-def verify(public: bytes, purpose: str, message: bytes, signature: bytes) -> None:
+def verify(public: bytes, purpose: str, message: bytes | Iterable[bytes], signature: bytes) -> None:
     """Passes if the owner of `public` signed `message` for `purpose`, else raises `RemoteProtocolError`.
 
-    Degenerate keys are refused before the signature is looked at.
+    Degenerate keys are refused before the signature is looked at. What was signed may come in several pieces.
     """
     check_public(public)
     signed = _signed_bytes(purpose, message)
@@ -176,9 +176,12 @@ def fingerprint(public: bytes) -> str:
     return "-".join(digest[start : start + 4] for start in range(0, 32, 4))
 
 
-def _signed_bytes(purpose: str, message: bytes) -> bytes:
+def _signed_bytes(purpose: str, message: bytes | Iterable[bytes]) -> bytes:
     # The hash of the message: Ed25519 itself would hash a long upload three times, with a slower hash.
-    return length_prefixed(_SIGNATURE_TAG, purpose.encode("ascii"), hashlib.sha256(message).digest())
+    digest = hashlib.sha256()
+    for part in (message,) if isinstance(message, bytes) else message:
+        digest.update(part)
+    return length_prefixed(_SIGNATURE_TAG, purpose.encode("ascii"), digest.digest())
 
 
 def check_prekey(prekey: Prekey, identity: bytes) -> None:

@@ -409,8 +409,13 @@ def signed_part(message: Message) -> bytes:
 
     Signatures inside the message (of prekeys, the beacon) stay in: the signer vouches for them too.
     """
+    return b"".join(signed_parts(message))
+
+
+def signed_parts(message: Message) -> list[bytes]:
+    """The same piece by piece, a long vector as it lies in the message."""
     bare = replace(message, signature=b"") if type(message) in TAGS else message
-    return b"".join([SIGNING_DOMAIN, *_written(bare, _DEFAULT)])
+    return [SIGNING_DOMAIN, *_written(bare, _DEFAULT)]
 
 
 def _written(message: Message, limits: WireLimits) -> list[bytes]:

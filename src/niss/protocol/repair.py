@@ -34,13 +34,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from niss.errors import RemoteProtocolError
 from niss.protocol.agreement import (
     Agreed,
     Edge,
+    Words,
     commitment_of,
     draw_committee,
     participants_hash,
@@ -58,8 +56,8 @@ from niss.protocol.committee import (
 from niss.protocol.keys import POINT_BYTES, Identity, verify
 from niss.protocol.messages import Beacon, Participant, Reveal, Terms, Upload, Verdict, Vote
 from niss.protocol.schedule import Policy
-from niss.protocol.shares import derive_seed
-from niss.randomness import SecretStream, add_gaussians
+from niss.protocol.shares import add_noises, derive_seed
+from niss.randomness import SecretStream
 from niss.redaction import Secret, SecretBytes
 
 LOG = logging.getLogger(__name__)
@@ -290,9 +288,7 @@ def _mask(agreed: Agreed, seat: int, upload: Upload, made: Sequence[bytes]) -> S
     return seed if hmac.compare_digest(commit_mask(agreed, seat, seed), upload.commitment) else None
 
 
-def take_out_shares(
-    agreed: Agreed, total: NDArray[np.uint64], recovered: Mapping[int, Recovered]
-) -> list[Edge]:
+def take_out_shares(agreed: Agreed, total: Words, recovered: Mapping[int, Recovered]) -> list[Edge]:
     """Take out of a sum the shares of survivors whose keys came out, with nobody left to cancel them; returns them.
 
     A survivor that added a share has `+n` in the sum and one that subtracted it `-n`. What a survivor of the round
@@ -312,16 +308,16 @@ def take_out_shares(
         )
         for edge, key in found
     ]
-    add_gaussians(total, noises)
+    add_noises(total, noises)
     return [edge for edge, _ in found]
 
 
 def take_out_masks(
-    agreed: Agreed, total: NDArray[np.uint64], survivors: tuple[int, ...], recovered: dict[int, Recovered]
+    agreed: Agreed, total: Words, survivors: tuple[int, ...], recovered: dict[int, Recovered]
 ) -> tuple[int, ...]:
     """Subtract the recovered self-masks of the survivors; returns those whose mask stays."""
     steps = agreed.grid.deviation_steps(agreed.terms.self_variance)
     masks = {seat: recovered[seat].mask if seat in recovered else None for seat in survivors}
     known = [(SecretStream(seed), steps, -1) for seed in masks.values() if seed is not None]
-    add_gaussians(total, known)
+    add_noises(total, known)
     return tuple(seat for seat, seed in masks.items() if seed is None)

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
-from niss.mechanism.grid import centred, residues
+from niss.mechanism.grid import centred
 from niss.protocol import committee
-from niss.protocol.agreement import Agreed, Context, Edge, agree, check_packed, sum_packed
+from niss.protocol.agreement import Agreed, Context, Edge, Words, add_packed, agree, check_packed
 from niss.protocol.keys import Identity, check_prekey, verify
 from niss.protocol.messages import (
     Beacon,
@@ -45,6 +45,7 @@ from niss.protocol.messages import (
     Verdict,
     Vote,
     signed_part,
+    signed_parts,
 )
 from niss.protocol.repair import (
     Recovered,
@@ -55,6 +56,7 @@ from niss.protocol.repair import (
     take_out_masks,
     take_out_shares,
 )
+from niss.protocol.shares import AT_ONCE
 
 
 class ServerStage(Enum):
@@ -156,6 +158,8 @@ class EndedRound:
 class _Round:
     """What has arrived in the round under way, by seat; `survivors` is what the committee was told, once it was.
 
+    `total` is the sum of the vectors of all `uploads`, which are kept without them: each is as large as a model.
+
     `survived` are the seats of the round before whose uploads were summed, where that round carried noise to this one,
     `ended` what else is known of it, and `carried` what its committee reveals, by seat there, once it was asked.
     """
@@ -165,6 +169,7 @@ class _Round:
     ended: EndedRound | None = None
     carried: dict[int, Reveal] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
+    total: Words | None = None
     survivors: tuple[int, ...] = ()
     asked: tuple[int, ...] = ()
     asked_late: tuple[int, ...] = ()
@@ -257,7 +262,7 @@ class Server:
         return opened
 
     def take_upload(self, upload: Upload) -> None:
-        """Keep a client's upload; of two different ones from one seat the first counts.
+        """Add a client's upload to the sum, and keep the rest of it; of two from one seat the first counts.
 
         Refused are vectors of the wrong length, prekeys not signed by the sender and, in mode `repair`, anything but a
         commitment and pieces for the committee. Whether they are true shows only later.
@@ -265,8 +270,10 @@ class Server:
         current = self._opened()
         agreed, terms = current.agreed, current.agreed.terms
         following = self._receive(upload, "upload", agreed)
+        rest = replace(upload, vector=b"")
         if upload.seat in current.uploads:
-            if current.uploads[upload.seat] != upload:
+            # Under one signature there is one vector.
+            if current.uploads[upload.seat] != rest:
                 current.note(f"seat {upload.seat} uploaded twice; the first upload counts")
             return
         check_packed(upload.vector, terms.coordinates, terms.modulus_bits)
@@ -277,7 +284,8 @@ class Server:
             raise RemoteProtocolError(
                 f"seat {upload.seat} did not send a commitment to its self-mask and pieces for the committee"
             )
-        current.uploads[upload.seat] = upload
+        current.total = add_packed(current.total, upload.vector, terms.coordinates, terms.modulus_bits)
+        current.uploads[upload.seat] = rest
         self.state = following
 
     def request_reveals(self) -> dict[int, RevealRequest]:
@@ -365,8 +373,9 @@ class Server:
             if survivors:
                 current.note(f"{_named(list(survivors))} alone uploaded; the sum would have been that upload")
             survivors = ()
-        vectors = (current.uploads[seat].vector for seat in survivors)
-        total = sum_packed(vectors, terms.coordinates, terms.modulus_bits)
+        total, current.total = current.total, None
+        if total is None or not survivors:
+            total = np.zeros(terms.coordinates, dtype=np.uint64)
         dropped = tuple(sorted(set(range(len(agreed.participants))) - set(survivors)))
         recovered = _recover(current) if current.reveals else {}
         taken = take_out_shares(agreed, total, recovered) if recovered and survivors else []
@@ -386,11 +395,10 @@ class Server:
         self.state = following
         self.ended = None
         if agreed.after is not None and survivors == current.survivors:
-            dealt = {seat: replace(current.uploads[seat], vector=b"") for seat in survivors}
-            self.ended = EndedRound(agreed, survivors, dealt, current.votes)
-        current.uploads.clear()  # As large as so many models, and of no more use.
+            self.ended = EndedRound(agreed, survivors, dict(current.uploads), current.votes)
+        current.uploads.clear()
         return Outcome(
-            agreed.grid.to_float(centred(residues(total.view(np.int64), terms.modulus_bits))),
+            _as_floats(agreed, total),
             survivors,
             dropped,
             uncancelled,
@@ -420,8 +428,16 @@ class Server:
         following = server_step(self.state, type(message).__name__)
         if not 0 <= message.seat < len(agreed.participants):
             raise RemoteProtocolError("the message comes from a seat that this round does not have")
-        verify(agreed.participants[message.seat].identity, purpose, signed_part(message), message.signature)
+        verify(agreed.participants[message.seat].identity, purpose, signed_parts(message), message.signature)
         return following
+
+
+def _as_floats(agreed: Agreed, total: Words) -> NDArray[np.float64]:
+    floats = np.empty(total.size)
+    for start in range(0, total.size, AT_ONCE):
+        steps = centred(total[start : start + AT_ONCE])
+        floats[start : start + AT_ONCE] = agreed.grid.to_float(steps)
+    return floats
 
 
 def _still_in(left: tuple[int, float], taken: list[Edge], context: Context) -> tuple[int, float]:

@@ -28,9 +28,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
+from niss.mechanism.blocks import Blocks
 from niss.mechanism.rounding import round_randomly, round_records
-from niss.protocol.agreement import Agreed, Context, Edge
+from niss.protocol.agreement import Agreed, Context, Edge, Words
 from niss.protocol.keys import PUBLIC_BYTES, SECRET_BYTES, Entropy
+from niss.protocol.messages import Terms
 from niss.protocol.wire import length_prefixed
 from niss.randomness import SecretStream, add_gaussians
 from niss.redaction import Secret, SecretBytes
@@ -39,7 +41,9 @@ SEED_BYTES, EDGE_KEY_BYTES = 32, 16
 _PAIR_TAG = b"niss.pair.v1"
 _KEY_TAG = b"niss.edge-key.v1"
 
-Steps = NDArray[np.int64]
+Steps = NDArray[np.signedinteger[Any]]
+# Entries of a vector to which noise is added at once: enough for all cores, and few beside a large model.
+AT_ONCE = 2**21
 
 
 def pair_secret(own_prekey_private: bytes, their_prekey_public: bytes) -> SecretBytes:
@@ -150,27 +154,30 @@ def round_batch(
     )
 
 
-def round_update(agreed: Agreed, weighted: NDArray[np.float64], entropy: Entropy) -> Steps:
+def round_update(agreed: Agreed, weighted: Blocks, entropy: Entropy) -> Steps:
     """`p_k x_k` of a client in grid steps, rounded at random, of norm at most `clip / divisor`.
 
     The coins are fresh and for this upload alone: no noise is drawn from their stream.
     """
     bound = Fraction(agreed.terms.clip) / Fraction(agreed.terms.divisor(len(agreed.participants)))
-    return round_randomly(agreed.grid, weighted, bound, SecretStream.fresh(entropy))
+    return round_randomly(agreed.grid, weighted, bound, SecretStream.fresh(entropy), step_type(agreed.terms))
 
 
-def masked_upload(
-    keys: EdgeKeys, steps: Steps, mask: SecretBytes | None, entropy: Entropy
-) -> NDArray[np.uint64]:
-    """`p_k x_k + shares sent - shares received + residual (+ self-mask)`, in grid steps modulo 2^64.
+def step_type(terms: Terms) -> type[np.int32 | np.int64]:
+    """Wide enough for a client's steps, whose sum over all clients fits the modulus (`Agreed.check_fits`)."""
+    return np.int32 if terms.modulus_bits == 32 else np.int64
+
+
+def masked_upload(keys: EdgeKeys, steps: Steps, mask: SecretBytes | None, entropy: Entropy) -> Words:
+    """`p_k x_k + shares sent - shares received + residual (+ self-mask)`, in grid steps modulo 2^modulus_bits.
 
     Shares that are carried to the next round count as sent, those carried to this one as received: all of them, whoever
     is said to have dropped out.
 
-    `steps` is the rounded update, `mask` the seed of the self-mask where there is one.
+    `steps` is the rounded update, `mask` the seed of the self-mask where there is one. The upload takes the place of
+    the steps, some at a time, where they are as wide: there is no other vector of that length.
     """
     agreed, terms = keys.agreed, keys.agreed.terms
-    vector = steps.astype(np.int64).view(np.uint64)
     noises = [
         (SecretStream(keys.seed(edge)), agreed.grid.deviation_steps(edge.variance), edge.sign)
         for edge in agreed.edges(keys.seat)
@@ -180,5 +187,14 @@ def masked_upload(
         noises.append((SecretStream.fresh(entropy), agreed.grid.deviation_steps(terms.residual_variance), 1))
     if mask is not None:
         noises.append((SecretStream(mask), agreed.grid.deviation_steps(terms.self_variance), 1))
-    add_gaussians(vector, noises)
-    return vector
+    words: Words = steps.astype(step_type(terms), copy=False).view(f"u{terms.modulus_bits // 8}")
+    add_noises(words, noises)
+    return words
+
+
+def add_noises(words: Words, noises: list[tuple[SecretStream, float, int]]) -> None:
+    """`add_gaussians` modulo what the words hold, in place, with little memory beside them."""
+    for start in range(0, words.size, AT_ONCE):
+        some = words[start : start + AT_ONCE].astype(np.uint64)
+        add_gaussians(some, noises)
+        words[start : start + AT_ONCE] = some  # Keeps the low bits.

@@ -28,6 +28,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from niss.mechanism.blocks import Blocks
 from niss.protocol import Entropy, Identity, Prekey
 from niss.records import Records
 from niss.session.limits import Limits
@@ -39,7 +40,7 @@ from niss.session.store import MemoryStore
 
 FloatArray = NDArray[np.float64]
 Paced = Callable[[Rows], Rows]
-Update = Callable[[int, Training], FloatArray | tuple[Records, FloatArray, Paced] | None]
+Update = Callable[[int, Training], FloatArray | Blocks | tuple[Records, FloatArray, Paced] | None]
 """(node, the round that it was charged for) -> its bare update; where records are hidden, what `upload_records` takes;
 None: it uploads a blank."""
 HERE = "this process"

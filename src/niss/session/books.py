@@ -116,7 +116,7 @@ class SessionRound:
     unhelpful       by node: why its part in the repair is missing, or does not count
     refused         by node that declined under its signature, and so uploaded nothing: why
     bytes_uploaded  size of all uploads that were accepted
-    outcome         the sum and what is left in it, once the round is over
+    outcome         what is left in the sum, once the round is over, and of the sum itself the hidden metrics
     """
 
     number: int
@@ -303,7 +303,7 @@ class Books:
         if not metrics.ranges or not outcome.survivors:
             return {}
         weight = len(current.nodes) / len(outcome.survivors)
-        tail = outcome.total[-len(metrics.ranges) :] * weight
+        tail = outcome.total * weight
         return metrics.means(tail, current.agreed.terms.clip, math.sqrt(current.variance) * weight)
 
     @property

@@ -42,8 +42,8 @@ from numpy.typing import NDArray
 
 from niss.accounting import Plan
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.mechanism import clip_l2, l2_norm
-from niss.mechanism.clipping import AdaptiveClip, was_short
+from niss.mechanism.blocks import Blocks
+from niss.mechanism.clipping import AdaptiveClip, clipped, was_short
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
 from niss.protocol import Agreed, Outcome, Terms
@@ -113,13 +113,13 @@ class NoisyMetrics:
 
     def joined(
         self,
-        update: FloatArray,
+        update: Blocks,
         values: Mapping[str, object],
         terms: Terms,
         participants: int,
         *,
         blank: bool = False,
-    ) -> FloatArray:
+    ) -> Blocks:
         """x: a finite update and the metrics as one vector of norm at most the round's clip; `blank` says that there is
         no update, so that it is zeros.
 
@@ -131,7 +131,7 @@ class NoisyMetrics:
         clip = terms.clip
         room = clip * math.sqrt(1.0 - self.part**2)
         # What the app says about that counts nothing.
-        short = was_short(l2_norm(update), room)
+        short = was_short(update.norm, room)
         values, share = {**values, BELOW_CLIP: (1.0 + short) / 2.0, BLANK: float(blank)}, 1.0
         if self.weight is not None:
             name, cap = self.weight
@@ -139,8 +139,9 @@ class NoisyMetrics:
             share = min(max(count, 0.0), cap) / cap if _is_number(count) else 0.0
             values[name] = share * cap
         spread = np.array([_position(values.get(name), *ends) for name, ends in self.ranges.items()])
-        joined = np.concatenate([share * clip_l2(update, room), self._scale(clip) * spread])
-        return clip_l2(beside(Grid(terms.grid_bits), joined, clip, participants, len(self.ranges)), clip)
+        weighed, tail = clipped(update, room).map(lambda block: share * block), self._scale(clip) * spread
+        joined = Blocks.joined([weighed, Blocks.of(tail)])
+        return clipped(beside(Grid(terms.grid_bits), joined, clip, participants, len(self.ranges)), clip)
 
     def means(self, tail: FloatArray, clip: float, deviation: float) -> dict[str, float]:
         """By name: each metric's mean over the clients, and the standard deviation of the noise in it.

@@ -39,6 +39,7 @@ from niss.errors import (
     ProtocolError,
     RemoteProtocolError,
 )
+from niss.mechanism.blocks import Blocks
 from niss.protocol import (
     Client,
     Entropy,
@@ -114,25 +115,25 @@ class Training:
 
     def upload(
         self,
-        update: FloatArray,
+        update: FloatArray | Blocks,
         metrics: Mapping[str, object] | None = None,
         clear: Mapping[str, object] | None = None,
     ) -> Reply:
         """The reply to the round, once. Changes no state.
 
-        update   the bare update, finite; it does not leave this process
+        update   the bare update, finite; it does not leave this process, and blocks are released
         metrics  what the app reported; those that the run's proposal names are hidden with the update
         clear    what may travel unprotected beside it
         """
         if self._metrics.ranges:
-            update = self._metrics.joined(update, metrics or {}, self.terms, self.participants)
+            update = self._metrics.joined(Blocks.of(update), metrics or {}, self.terms, self.participants)
         return Reply(encode(self._client.answer(update, self._entropy)), self._step, clear or {})
 
     def blank(self) -> Reply:
         """The reply of who has no update: of the same form and size, at the same charge, with zeros in its place."""
-        hidden, update = len(self._metrics.ranges), np.zeros(self.terms.coordinates)
-        if hidden:
-            update = self._metrics.joined(update[hidden:], {}, self.terms, self.participants, blank=True)
+        size = self.terms.coordinates - len(self._metrics.ranges)
+        zeros = Blocks(size, lambda start, stop: np.zeros(stop - start))
+        update = self._metrics.joined(zeros, {}, self.terms, self.participants, blank=True)
         nothing = update if self.terms.records is None else ()
         return Reply(encode(self._client.answer(nothing, self._entropy)), self._step)
 

@@ -237,6 +237,12 @@ class Session:
             else:
                 self._ask(Stage.DONE, {})
 
+    def hear(self, node: int, reply: Reply) -> None:
+        """An upload as soon as it is there, summed and dropped; `take` then ends the stage, with the other replies."""
+        if self.stage is not Stage.ROUND:
+            raise ConfigError("no uploads are taken now", field="session")
+        self._hear({node: reply}, self._current.lost)
+
     def willing(self, nodes: Iterable[int]) -> list[int]:
         """Those of these nodes that could take part if they were drawn; new ones count."""
         nodes = list(nodes)
@@ -270,7 +276,10 @@ class Session:
         Whoever is proven to have lied in the repair is left out from here on.
         """
         current = self._current
-        outcome = current.outcome = self._server.finish()
+        outcome = self._server.finish()
+        # Whoever asked for the sum has it: of a large model there is not to be another one.
+        size = outcome.total.size - len(self.proposal.metrics.ranges)
+        current.outcome = replace(outcome, total=outcome.total[size:].copy())
         if self._setup.adaptive is not None:
             self.state.clip = next_clip(self._setup.adaptive, self.proposal.metrics, current.agreed, outcome)
         if self._carried is not None:
@@ -282,18 +291,19 @@ class Session:
         return outcome.total if outcome.survivors else None, self.books.enter(current)
 
     def mean(self, total: FloatArray) -> tuple[FloatArray, dict[str, float]]:
-        """Of the sum of a round: the mean of the updates, over those who are in it, and by name the hidden metrics.
+        """The sum of a round, made into the mean of the updates of those who are in it; and by name the hidden metrics.
 
         Where noise is carried over the mean of the updates stays the sum, with the weight of one participant for each:
         every round has to enter the model with the same factor.
         """
         metrics, current = self.proposal.metrics, self.round
         assert current is not None
-        mean, means, size = total * current.scale, self.books.means(current), total.size - len(metrics.ranges)
+        means, mean = self.books.means(current), total[: total.size - len(metrics.ranges)]
+        mean *= current.scale
         if means and metrics.weight is not None:
             name, cap = metrics.weight
-            mean[:size] /= self.books.weigh(means[name] / cap)
-        return mean[:size], means
+            mean /= self.books.weigh(means[name] / cap)
+        return mean, means
 
     @contextmanager
     def _reply_of(self, node: int, fail: Callable[[int, str], None]) -> Iterator[None]:

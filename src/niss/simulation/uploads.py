@@ -37,6 +37,7 @@ from niss.mechanism import (
     l2_norm,
     require_finite,
 )
+from niss.mechanism.blocks import Blocks
 from niss.mechanism.clipping import bit_weight, room, was_short
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
@@ -429,11 +430,11 @@ class Played:
         session, nodes = self.session, [int(member) for member in members]
         seats = {node: seat for seat, node in enumerate(nodes)}
 
-        def update(node: int, training: Training) -> FloatArray | Silo | None:
+        def update(node: int, training: Training) -> Blocks | Silo | None:
             terms, made = training.terms, updates(seats[node])
             if not isinstance(made, np.ndarray):
                 return made
-            return beside(Grid(terms.grid_bits), made, terms.clip, len(nodes), kept)
+            return beside(Grid(terms.grid_bits), Blocks.of(made), terms.clip, len(nodes), kept)
 
         gone = {nodes[seat] for seat in absent}
         deliver = self.parties.with_updates(update, self._coordinates, gone)
@@ -450,6 +451,7 @@ class Played:
         batch = None if records is None else records.batch
         charge(Charge.of(mus, pending.marginal, batch=batch), current.agreed.terms.attempt)
         drive(session, deliver)
-        _, record = session.finish()
-        total = current.summed.total
+        total, record = session.finish()
+        if total is None:
+            total = np.zeros(current.agreed.terms.coordinates)
         return Summed(total, np.zeros_like(total), current.scale, record)
