@@ -14,7 +14,6 @@ from niss.attacks import EXPERIMENTS, load_experiment
 from niss.attacks.experiment import Experiment, Findings, drawn
 from niss.charts import Curves
 from niss.settings import check, described
-from support.refusals import refuses
 
 
 def test_findings_are_plain_json() -> None:
@@ -53,27 +52,6 @@ def test_an_attack_describes_itself_and_draws_nothing_where_nothing_was_found(na
     others = {field.name for field in fields(experiment)} - set(options)
     assert others == ({"points"} if name == "joint" else set())
     assert drawn(experiment(), experiment().start()) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "flag"),
-    [
-        ("fake-dropout", {"clients": 5}, "--clients"),
-        ("invert", {"methods": ("secagg-ddg",)}, "--methods"),
-        ("collude", {"distortions": ("scalar", "scalar")}, "--distortions"),
-        ("carried", {"clients": 3}, "--colluders"),
-        ("carried", {"clients": 6, "colluders": 5}, "--colluders"),
-        ("carried", {"separation": 1}, "--separation"),
-        ("carried", {"confidence": 1.0}, "--confidence"),
-        ("carried", {"kappa": 0.0}, "--kappa"),
-        ("carried", {"runs": 10}, "--runs"),
-    ],
-)
-def test_options_out_of_range_are_refused_by_their_flag(
-    name: str, options: dict[str, Any], flag: str
-) -> None:
-    with refuses(flag):
-        load_experiment(name)(**options).start()
 
 
 def test_a_method_without_a_guarantee_is_marked_in_the_chart_of_its_losses() -> None:

@@ -22,7 +22,6 @@ Of whole runs (`niss.attacks.runs`) what the scores show of mu is measured, besi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +30,7 @@ from scipy.stats import beta, norm
 
 from niss.accounting import Plan, RoundPlan
 from niss.attacks.estimates import FloatArray, Observation, estimate_jointly
+from niss.attacks.experiment import Step
 from niss.attacks.lying import guess_sum
 from niss.attacks.rounds import add_noise
 from niss.mechanism import Slots
@@ -43,9 +43,6 @@ _RATES = 60
 # Canaries of a run that are there, and as many left out; records beside them in each silo; how far they miss their
 # labels, in clips.
 ABREAST, _OTHERS, _MISSED = 10, 5, 10.0
-
-# Called with rounds or runs done, how many there are, and nothing more to say.
-Step = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 # Called with the name of a part, steps done, steps in all, and a note.
 Progress = Callable[[str, int, int, str], None]
+# The same within a part.
+Step = Callable[[int, int, str], None]
 
 RESULT_FILE, FIGURE_FILE = "attack.json", "attack.png"
 # The victim's seat in every round.

@@ -21,12 +21,11 @@ from torch.func import vmap
 from torch.nn import functional
 
 from niss.attacks.estimates import FloatArray
+from niss.attacks.experiment import Step
 from niss.attacks.pictures import Pictures, UpdateFunction, recover_labels
 from niss.learning import threads
 from niss.randomness import SimStream
 
-# Called with iterations done, iterations at most, and a note.
-Step = Callable[[int, int, str], None]
 # Of a step: the best loss, its pictures and labels, and why to stop here; "": go on.
 Found = tuple[float, Tensor, Tensor, str]
 # Points [R, n] -> values [R] and gradients [R, n]; row r of each depends on row r alone.

@@ -28,8 +28,9 @@ from scipy.sparse import csr_array
 
 from niss.accounting import Committed
 from niss.accounting.committed import spent_in
-from niss.attacks.canary import CanaryScores, Step
+from niss.attacks.canary import CanaryScores
 from niss.attacks.estimates import FloatArray
+from niss.attacks.experiment import Step
 from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.randomness import SimStream
