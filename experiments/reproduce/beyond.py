@@ -168,7 +168,7 @@ def majority(dataset: Dataset) -> float:
 
 def _own_base(setting: Setting, dataset: Dataset) -> dict[str, Any]:
     """What a setting with data of its own says of them: how often it is tested, and what needs no learning."""
-    if setting.experiment != design.DATASETS and setting.dataset not in design.TABULAR:
+    if not setting.guesses:
         return {}
     return {"tested": int(dataset.test_labels.size), "majority": majority(dataset)}
 

@@ -298,9 +298,8 @@ CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
     paper.FIGURE_3: _figure_3,
     "gaps": _gaps,
     "faults": _faults,
-    "rivals": lambda results: _over_epsilon(in_order(results.values()), _PLAIN.values()),
+    "rivals": lambda results: _over_epsilon(as_listed(results), _PLAIN.values()),
     "noise": _noise,
-    design.DATASETS: lambda results: _over_epsilon(as_listed(results), _PLAIN.values()),
     **{name: partial(_preset, name) for name in design.PRESETS},
 }
 """By the name of the figure; each shows the results of the experiment that `FIGURES` names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -144,9 +144,9 @@ NOTE = (
 )
 
 
-def accuracies_table(folder: Path, experiment: str = design.BEYOND) -> str:
+def accuracies_table(folder: Path) -> str:
     """Every method at every epsilon promised, by setting and variant, and the epsilon that holds."""
-    results, rows = as_listed(read_results(folder, experiment)), []
+    results, rows = as_listed(read_results(folder, design.BEYOND)), []
     for result in results:
         if guess := result.base.get("majority"):
             said = {"Setting": result.name, "Variant": "none", "Method": "most frequent label"}
@@ -156,7 +156,7 @@ def accuracies_table(folder: Path, experiment: str = design.BEYOND) -> str:
             if cells := select(result, method=method, variant=variant):
                 said = {"Setting": result.name, "Variant": variant, "Method": method}
                 rows.append(said | _by_epsilon(result, method, cells))
-    return NOTE + tuned_where(results) + "\n" + markdown(rows, words=_WORDS)
+    return f"{NOTE}\n{tuned_where(folder)}\n{markdown(rows, words=_WORDS)}"
 
 
 def _by_epsilon(result: Result, method: str, cells: Sequence[Cell]) -> dict[str, str]:
@@ -172,21 +172,15 @@ def _by_epsilon(result: Result, method: str, cells: Sequence[Cell]) -> dict[str,
     return row | {"ε, joint view": epsilon_of_runs(cells), LEAD: lead}
 
 
-def tuned_where(results: Sequence[Result]) -> str:
-    """At which epsilons methods run with choices that were made at another one."""
-    elsewhere = {
-        cell.labels["epsilon"]
-        for result in results
-        for cell in result.cells
-        if cell.labels["epsilon"] and not cell.labels["tuned_for"].endswith(f"{cell.labels['epsilon']:g}")
-    }
-    if not elsewhere:
-        return ""
-    epsilons = " and ".join(f"{epsilon:g}" for epsilon in sorted(elsewhere))
-    return (
-        f"Every search was on one seed. At epsilon {epsilons} methods run with what was chosen at another epsilon, so "
-        "differences there are between choices as much as between methods.\n"
-    )
+def tuned_where(folder: Path) -> str:
+    """How the methods of each setting were tuned, and where they run with what was chosen at another epsilon."""
+    found = defaultdict(list)
+    for result in as_listed(read_results(folder, design.BEYOND)):
+        setting = design.setting_of(result.name, result.base)
+        others = [f"{epsilon:g}" for epsilon in setting.epsilons if epsilon not in setting.search.epsilons]
+        elsewhere = f"; at epsilon {' and '.join(others)} they have what was chosen there" if others else ""
+        found[f"{setting.search.words}, run with {len(setting.seeds)}{elsewhere}"].append(f"`{result.name}`")
+    return "".join(f"- Tuned {words}: {', '.join(names)}.\n" for words, names in found.items())
 
 
 PAIRS = (
@@ -203,12 +197,8 @@ _MEASURES = {"accuracy": "last round", "before": "five before"}
 
 def _compared(folder: Path) -> Iterator[tuple[Result, str, str, float, list[Cell], list[Cell]]]:
     """Every pair of methods in every setting at every epsilon, without faults."""
-    results = [
-        one for kind in (design.BEYOND, design.DATASETS) for one in read_results(folder, kind).values()
-    ]
-    for result, (one, other), epsilon in product(
-        as_listed({r.name: r for r in results}), PAIRS, design.EPSILONS
-    ):
+    results = as_listed(read_results(folder, design.BEYOND))
+    for result, (one, other), epsilon in product(results, PAIRS, design.EPSILONS):
         left, right = (select(result, method=name, epsilon=epsilon, variant="none") for name in (one, other))
         if left and right:
             yield result, one, other, epsilon, left, right
@@ -226,25 +216,27 @@ def differences_table(folder: Path) -> str:
 
 
 def verdicts_table(folder: Path) -> str:
-    """In how many settings the interval of a paired difference says who is ahead."""
+    """Who is ahead by the interval of a paired difference, in how many of the settings tuned at that epsilon."""
     counts: dict[tuple[str, str, str], Counter[tuple[float, str]]] = {}
-    for _, one, other, epsilon, left, right in _compared(folder):
+    for result, one, other, epsilon, left, right in _compared(folder):
+        tuned = epsilon in design.setting_of(result.name, result.base).search.epsilons
         for measure, words in _MEASURES.items():
-            if lead := difference(left, right, measure):
+            if tuned and (lead := difference(left, right, measure)):
                 counts.setdefault((one, other, words), Counter())[epsilon, lead.verdict] += 1
     rows = []
     for (one, other, words), found in counts.items():
         row = {"This": f"`{one}`", "beside": f"`{other}`", "Accuracy": words}
         for epsilon in design.EPSILONS:
             ahead, behind, neither = (found[epsilon, verdict] for verdict in ("ahead", "behind", ""))
-            row[f"ε = {epsilon:g}"] = f"{ahead} / {behind} / {neither}"
+            if ahead + behind + neither:
+                row[f"ε = {epsilon:g}"] = f"{ahead} / {behind} / {neither}"
         rows.append(row)
     return markdown(rows, words=("beside", "Accuracy"))
 
 
 def as_listed(results: Mapping[str, Result]) -> list[Result]:
     """Settings as they are listed, others behind them."""
-    known = [name for name in (*design.COMPARED, *design.MODELLED, *design.IN_SILOS) if name in results]
+    known = [name for name in (*design.COMPARED, *design.IN_SILOS) if name in results]
     return [results[name] for name in (*known, *sorted(results.keys() - set(known)))]
 
 
@@ -291,11 +283,13 @@ def tuning_table(folder: Path) -> str:
     return markdown(rows, words=("Method", "On the edge"))
 
 
-def datasets_words(folder: Path) -> str:
+def learned_words(folder: Path) -> str:
     """A line for each setting: how large it is, and who learns nothing in it."""
     lines = []
-    for result in as_listed(read_results(folder, design.DATASETS)):
+    for result in as_listed(read_results(folder, design.BEYOND)):
         setting, failing = design.find_setting(result.name), []
+        if "majority" not in result.base:
+            continue
         for epsilon in design.EPSILONS:
             found = {
                 method: over_seeds(select(result, method=method, epsilon=epsilon, variant="none"), "accuracy")

@@ -20,7 +20,7 @@ from pathlib import Path
 from experiments.reproduce import comparisons, tables
 from experiments.reproduce.checks import Fault, fingerprint
 from experiments.reproduce.claims import early_accuracies
-from experiments.reproduce.design import BEYOND, COMPARING, DATASETS, DEMOS, PRESETS
+from experiments.reproduce.design import BEYOND, COMPARING, DEMOS, PRESETS
 from experiments.reproduce.paper import FIGURE_3, FIGURE_4, LEVELS
 from experiments.reproduce.promises import noise_in_model
 from experiments.reproduce.results import (
@@ -45,11 +45,11 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "figure-4": tables.figure_4_table,
     "readings": lambda _: tables.readings_table(),
     "sweep": tables.sweep_table,
+    "tuned": comparisons.tuned_where,
     "verdicts": comparisons.verdicts_table,
     "differences": comparisons.differences_table,
     "beyond": comparisons.accuracies_table,
-    "datasets": partial(comparisons.accuracies_table, experiment=DATASETS),
-    "datasets-learned": comparisons.datasets_words,
+    "learned": comparisons.learned_words,
     "silos": comparisons.silos_table,
     "silos-tabular": partial(comparisons.silos_table, tabular=True),
     "demo": comparisons.demo_table,
@@ -82,10 +82,6 @@ FIGURES = {
         "Accuracy over epsilon of all rivals with fixed cohorts; thin lines: the five rounds before the last",
     ),
     "noise": (BEYOND, "Noise variance in the model over rounds, by method, at epsilon 3"),
-    "datasets": (
-        DATASETS,
-        "Accuracy over epsilon of all rivals with other models, on text and photographs; thin: the five rounds before",
-    ),
     "demo": (DEMOS, "Test accuracy over 30 rounds of the demo, by method"),
     "silos": (DEMOS, "Test accuracy over 100 rounds of ten silos, by method"),
 }
@@ -98,8 +94,9 @@ MARKS = {
     "docs/concepts/comparison-tables.md": {*_DEMO, "demo.niss.noise", "demo.dp-fedavg.noise"},
     "docs/concepts/paper.md": {
         "figure-3",
+        "tuned",
         "verdicts",
-        "datasets-learned",
+        "learned",
         *(f"{name}.image" for name in FIGURES if name not in PRESETS),
     },
 }

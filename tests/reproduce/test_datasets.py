@@ -12,8 +12,8 @@ from experiments.reproduce import beyond, design, promises
 from experiments.reproduce.beyond import hold_out, majority, run_setting, setting_config, tune
 from experiments.reproduce.chart import write_figures
 from experiments.reproduce.checks import check_files
-from experiments.reproduce.comparisons import accuracies_table, datasets_words
-from experiments.reproduce.design import DATASETS, METHODS, TUNING, Choice, Search, Setting, find_setting
+from experiments.reproduce.comparisons import accuracies_table, learned_words
+from experiments.reproduce.design import BEYOND, METHODS, TUNING, Choice, Search, Setting, find_setting
 from experiments.reproduce.results import Result, read_result, result_path
 from experiments.reproduce.text import computed_text, figure_faults
 from niss.data import load_dataset
@@ -62,7 +62,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path) -> tuple[Result, Result]:
-    found = [read_result(result_path(folder, experiment, TINY.name)) for experiment in (TUNING, DATASETS)]
+    found = [read_result(result_path(folder, experiment, TINY.name)) for experiment in (TUNING, BEYOND)]
     assert found[0] is not None
     assert found[1] is not None
     return found[0], found[1]
@@ -123,15 +123,14 @@ def _first(runs: Result, **changes: object) -> Result:
 
 
 def test_tables_and_figure_are_made_of_the_files(measured: Path) -> None:
-    table, words = accuracies_table(measured, DATASETS), datasets_words(measured)
+    table, words = accuracies_table(measured), learned_words(measured)
     for name in ("most frequent label", *COMPARED):
         assert f"| {name} |" in table
     assert words.startswith("- **mnist-mini, tiny**, 10 of 40 clients a round, 4 rounds: ")
-    assert computed_text(measured, "datasets-learned") == "\n" + words
+    assert computed_text(measured, "learned") == "\n" + words
     assert "| mnist-mini-tiny | niss-carried |" in computed_text(measured, "tuning")
-    assert "mnist-mini-tiny" not in computed_text(measured, "beyond")
-    assert {path.name for path in write_figures(measured)} == {"datasets.png", "datasets-dark.png"}
-    assert not [fault for fault in figure_faults(measured, None) if fault.where.startswith("datasets")]
+    assert {path.name for path in write_figures(measured)} >= {"rivals.png", "rivals-dark.png"}
+    assert not [fault for fault in figure_faults(measured, None) if fault.where.startswith("rivals")]
 
 
 def made_up(accuracies: dict[str, list[float]]) -> Result:
@@ -149,7 +148,7 @@ def made_up(accuracies: dict[str, list[float]]) -> Result:
         )
         for seed in (1, 2)
     ]
-    return Result(DATASETS, TINY.name, {**TINY.base, "majority": 0.3, "tested": 1000}, tuple(cells))
+    return Result(BEYOND, TINY.name, {**TINY.base, "majority": 0.3, "tested": 1000}, tuple(cells))
 
 
 @pytest.mark.parametrize(
@@ -166,10 +165,10 @@ def made_up(accuracies: dict[str, list[float]]) -> Result:
 def test_the_text_says_where_nothing_is_learned(tmp_path, accuracies, said: str, marked: int) -> None:
     """A point above the most frequent label, which is right 30 % of the time."""
     keep(tmp_path, made_up(accuracies))
-    words = datasets_words(tmp_path)
+    words = learned_words(tmp_path)
     assert said in words
     assert "the most frequent label is right 30.0 % of the time" in words
-    assert accuracies_table(tmp_path, DATASETS).count("nothing learned") == marked
+    assert accuracies_table(tmp_path).count("nothing learned") == marked
 
 
 def test_who_owns_samples_keeps_most_of_its_own() -> None:
@@ -201,7 +200,7 @@ def test_the_settings_are_whole(name: str) -> None:
     setting = find_setting(name)
     assert setting.name == name
     assert setting.clients % setting.participants == 0
-    assert (setting.experiment, setting.variants) == (DATASETS, ("none",))
+    assert (setting.experiment, setting.variants) == (BEYOND, ("none",))
     assert len(design.methods_of(setting)) == len(METHODS) - 1
     assert find_setting(name, rounds=2).rounds == 2
     for method in METHODS.values():

@@ -158,6 +158,8 @@ def test_settings_are_found_by_their_names():
         setting = find_setting(name)
         assert setting.name == name
         assert setting.clients % setting.participants == 0
+        if setting.split == "natural":
+            continue  # a training set of text is not cut
         cut = setting.cut_to({"mnist": 50_000, "cifar10": 41_667}[setting.dataset])
         assert cut.clients % cut.participants == 0
         assert (cut.participants, cut.images) == (setting.participants, setting.images)
