@@ -28,7 +28,7 @@ from niss.learning import (
     LocalTraining,
     build_model,
 )
-from niss.learning.cpu import CpuEngine
+from niss.learning.cpu import CpuEngine, pool
 from niss.learning.cpu.pool import WorkerError
 from niss.randomness import SimStream
 
@@ -194,6 +194,25 @@ def test_an_interrupt_leaves_no_workers() -> None:
 
 @pytest.mark.slow
 @needs_proc
+def test_an_interrupt_while_workers_start_ends_those_that_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is held back while a process starts, and comes before the pool knows of it."""
+    begun: list[Any] = []
+    start = pool._Worker.start
+
+    def interrupted(worker: Any) -> None:
+        start(worker)
+        begun.append(worker)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool._Worker, "start", interrupted)
+    cohort, _ = federation()
+    with pytest.raises(KeyboardInterrupt):
+        cohort.start()
+    (worker,) = begun
+    worker.join(20.0)
+    assert worker.exitcode == -signal.SIGKILL
+
+
 def test_workers_end_when_the_parent_is_killed(tmp_path) -> None:
     # A script without `if __name__ == "__main__"`, as users write them.
     script = tmp_path / "script.py"

@@ -91,11 +91,14 @@ class Pool:
         context = _WorkerContext()
         told = (packed.getvalue(), len(problem.labels), workers, memories, context.Barrier(workers))
         executor = ProcessPoolExecutor(workers, context, initializer=_load, initargs=told)
-        self._executor = executor
-        # As many as there are workers, and each of them waits for all: every worker gets one.
-        self._loading = {executor.submit(_say_loaded) for _ in range(workers)}
-        self._processes: list[BaseProcess] = list(executor._processes.values())
+        self._executor, self._processes = executor, context.workers
         self.close = weakref.finalize(self, _end, os.getpid(), executor, self._processes, memories)
+        try:
+            # As many as there are workers, and each of them waits for all: every worker gets one.
+            self._loading = {executor.submit(_say_loaded) for _ in range(workers)}
+        except BaseException:
+            self.close()
+            raise
 
     def is_ready(self, timeout: float | None = 0.0) -> bool:
         """Whether every worker has loaded; waits up to `timeout` seconds for them (None: as long as needed).
@@ -178,7 +181,8 @@ def _end(
         memory.close()
     if os.getpid() == owner:
         for process in processes:
-            process.kill()
+            if process.pid is not None:
+                process.kill()
         executor.shutdown(cancel_futures=True)
 
 
@@ -191,7 +195,14 @@ class _Worker(SpawnProcess):
 
 
 class _WorkerContext(SpawnContext):
-    Process = _Worker
+    """Makes workers and knows each before it starts: an interrupt may come before its executor does."""
+
+    def __init__(self) -> None:
+        self.workers: list[BaseProcess] = []
+
+    def Process(self, *args: Any, **settings: Any) -> BaseProcess:  # type: ignore[override]
+        self.workers.append(_Worker(*args, **settings))
+        return self.workers[-1]
 
 
 @contextmanager
