@@ -10,10 +10,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+from annotated_types import Ge, Le
 
 from niss.claims import digits, percent, rounded_up
 from niss.methods.look import DASHED, INK, QUIET, SERIES, LineStyle, Look
+from niss.settings import OneOf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +27,9 @@ Item = TypeVar("Item")
 # Of curves that are told apart by their number alone.
 LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# Of a number in such a file: beyond it, differences are no numbers any more.
-_LARGEST = 1e100
+# A number that has a place on an axis: beyond, differences are no numbers any more. Files are checked against it.
+Number = Annotated[float, Ge(-1e100), Le(1e100)]
+Place = tuple[Number, Number]
 
 
 class Key(NamedTuple):
@@ -46,10 +50,10 @@ class Series:
 
     name: str
     look: Look
-    points: list[tuple[float, float]]
+    points: list[Place]
     line: bool = True
     marks: bool = False
-    spread: list[tuple[float, float]] = field(default_factory=list)
+    spread: list[Place] = field(default_factory=list)
     thin: bool = False
 
     def key(self, name: str) -> Key:
@@ -80,15 +84,15 @@ class Curves:
     across: str
     up: str
     series: list[Series]
-    log: str = ""
+    log: Annotated[str, OneOf(lambda: ("", "x", "y", "xy"))] = ""
     ticks: tuple[str, ...] = ()
-    levels: dict[str, float] = field(default_factory=dict)
-    limits: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, Number] = field(default_factory=dict)
+    limits: dict[str, Number] = field(default_factory=dict)
     head: str = ""
-    least: float | None = None
-    most: float | None = None
-    start: float | None = None
-    end: float | None = None
+    least: Number | None = None
+    most: Number | None = None
+    start: Number | None = None
+    end: Number | None = None
     step: bool = False
     values: Literal["plain", "percent", "claim"] = "plain"
     ends: bool = False
@@ -128,7 +132,7 @@ class Mark:
 
     name: str
     look: Look
-    value: float
+    value: Number
     text: str
     bar: bool = False
 
@@ -146,8 +150,8 @@ class Rows:
     title: str
     across: str
     rows: list[tuple[str, list[Mark]]]
-    level: tuple[str, float] | None = None
-    nothing: float | None = None
+    level: tuple[str, Number] | None = None
+    nothing: Number | None = None
     log: bool = False
     notes: tuple[str, ...] = ()
 
@@ -389,20 +393,11 @@ def _drawable(chart: Chart) -> bool:
     if isinstance(chart, Rows):
         numbers = [mark.value for _, marks in chart.rows for mark in marks]
         fits = len(chart.notes) in (0, len(chart.rows)) and (not chart.log or min(numbers) > 0.0)
-        return fits and _bounded(numbers) and max(numbers) > 0.0
+        return fits and max(numbers) > 0.0
     places = [point for one in chart.series for point in one.points]
     named = not chart.ticks or all(x in range(len(chart.ticks)) for x, _ in places)
-    named = named and all(len(one.spread) in (0, len(one.points)) for one in chart.series)
+    fits = all(len(one.spread) in (0, len(one.points)) for one in chart.series)
     known = all(len(points([x], [y], chart.log)) == 1 for x, y in places)
     ends = {"y": (chart.least, chart.most), "x": (chart.start, chart.end)}
-    given = [(axis, end) for axis, pair in ends.items() for end in pair if end is not None]
-    axes = chart.log in ("", "x", "y", "xy") and all(
-        end > 0.0 or axis not in chart.log for axis, end in given
-    )
-    spread = [end for one in chart.series for pair in one.spread for end in pair]
-    lines = (*chart.levels.values(), *chart.limits.values(), *spread, *(end for _, end in given))
-    return known and named and axes and _bounded([*lines, *(value for point in places for value in point)])
-
-
-def _bounded(values: Sequence[float]) -> bool:
-    return all(abs(value) <= _LARGEST for value in values)
+    axes = all(end is None or end > 0.0 for axis in chart.log for end in ends[axis])
+    return named and fits and known and axes
