@@ -15,9 +15,8 @@ from niss.accounting.ledger_file import LedgerFile
 from niss.files import CHECKPOINT
 from niss.methods import METHODS
 from niss.runs import RoundRecord
-from niss.simulation import make_config, method_run
+from niss.simulation import method_run
 from niss.simulation.round import OpenRound
-from niss.simulation.runner import compare_together
 from support.federation import assert_resumes, assert_same_run, killed, small_config
 
 
@@ -93,23 +92,6 @@ def test_the_separation_of_cohorts_is_kept_also_after_an_interruption(tmp_path, 
     rounds = [set(entry.charges) for entry in LedgerFile.read(cut / "ledger.jsonl").entries]
     for number, cohort in enumerate(rounds):
         assert not any(cohort & earlier for earlier in rounds[max(number - 2, 0) : number])
-
-
-def test_folders_that_lack_newer_settings_are_continued(tmp_path, monkeypatch):
-    """Versions before the server had optimisers wrote neither the settings nor the state."""
-    config = make_config(
-        {"rounds": 3, "data": {"clients": 20, "samples_per_client": 5}, "training": {"participants": 4}}
-    )
-    compare_together({"one": config}, out=tmp_path / "whole")
-    with killed(monkeypatch, *MOMENTS["before append"], after=True):
-        compare_together({"one": config}, out=tmp_path / "cut")
-    for path in (tmp_path / "cut").rglob("manifest.json"):
-        manifest = json.loads(path.read_text())
-        for name in ("optimizer", "momentum", "beta2", "epsilon"):
-            manifest["config"]["training"].pop(f"server_{name}", None)
-        path.write_text(json.dumps(manifest))
-    compare_together({"one": config}, out=tmp_path / "cut")
-    assert_same_run(tmp_path / "whole" / "one" / "niss", tmp_path / "cut" / "one" / "niss")
 
 
 def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path, monkeypatch, given):

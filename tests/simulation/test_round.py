@@ -9,7 +9,6 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
 import niss
@@ -22,7 +21,7 @@ from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.methods import METHODS
 from niss.randomness import SimStream
 from niss.settings import to_values
-from niss.simulation.federation import aggregation_weights, choose_participants
+from niss.simulation.federation import choose_participants
 from niss.views import RoundNoise, RunNoise, run_mu2
 from support.federation import WideRun, small_config
 
@@ -41,24 +40,6 @@ def test_niss_without_distortion_learns_exactly_what_clipped_averaging_learns(gi
     )
     assert np.abs(with_noise - without).max() < 1e-5
     assert np.abs(without).max() > 0.1
-
-
-def test_fedavg_equals_a_hand_written_average(given):
-    """One local step on the full batch of every client, averaged: plain gradient descent on the mean."""
-    config = small_config(
-        rounds=1,
-        training={"participants": 12, "epochs": 1, "batch_size": 100, "learning_rate": 0.5},
-        methods=[{"name": "fedavg"}],
-    )
-    learned = niss.run(config, **given).state_dict
-    expected = torch.zeros(3, 5)
-    for inputs, labels in given["clients"]:
-        weight = torch.zeros(3, 5, requires_grad=True)
-        bias = torch.zeros(3, requires_grad=True)
-        scores = nn.functional.linear(torch.from_numpy(inputs), weight, bias)
-        nn.functional.cross_entropy(scores, torch.from_numpy(labels)).backward()
-        expected -= 0.5 * weight.grad / len(given["clients"])
-    assert torch.allclose(learned["weight"], expected, atol=1e-6)
 
 
 CARRIED = {"name": "niss-carried"}
@@ -287,26 +268,6 @@ def test_a_charge_outside_the_committed_pattern_is_refused():
         run.cost(4, [])
 
 
-@pytest.mark.parametrize("method", ["dp-fedavg", "central-dp", "niss"])
-def test_measured_noise_agrees_with_the_prediction(method):
-    """Chi-square interval over all coordinates of one round; false-alarm rate 1e-6."""
-    model = nn.Linear(400, 50)
-    generator = SimStream(1).generator()
-    data = [(generator.standard_normal((3, 400), dtype=np.float32), np.array([0, 1, 2])) for _ in range(8)]
-    config = small_config(
-        rounds=1,
-        data={"clients": 8},
-        training={"participants": 8, "epochs": 1, "batch_size": 10, "learning_rate": 0.01},
-        privacy={"epsilon": 1.0, "clip": 0.5},
-        methods=[{"name": method, "neighbours": 3}],
-    )
-    result = niss.run(config, model=model, clients=data, test=data[0])
-    line = result.rounds[0]
-    count = 400 * 50 + 50
-    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], count) / count
-    assert low < line.aggregate_variance / line.aggregate_variance_predicted < high
-
-
 def test_aggregate_noise_per_method_is_in_the_predicted_order(given):
     predicted = {}
     for name in ("dp-fedavg", "central-dp", "niss"):
@@ -417,13 +378,6 @@ def test_a_target_per_round_pays_for_every_round_in_which_the_bound_on_colluders
     ledger = LedgerFile.read(tmp_path / "run" / "ledger.jsonl")
     assert ledger.header.delta == pytest.approx(1.28e-5)
     assert ledger.epsilon(spent) == pytest.approx(statement.epsilon_joint, rel=1e-9)
-
-
-def test_declared_sizes_weight_the_clients_and_are_capped():
-    sizes = np.array([10, 20, 100])
-    assert aggregation_weights(sizes, rule="equal", cap=None, divisor=3) == pytest.approx([1 / 3] * 3)
-    assert aggregation_weights(sizes, rule="declared", cap=None, divisor=3) == pytest.approx(sizes / 130)
-    assert aggregation_weights(sizes, rule="declared", cap=20, divisor=3) == pytest.approx([0.2, 0.4, 0.4])
 
 
 def test_batchnorm_and_dropout_models_run_and_keep_integer_buffers(datasets, held_out):

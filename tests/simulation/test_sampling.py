@@ -58,42 +58,39 @@ def test_poisson_draws_each_client_on_its_own() -> None:
     assert not any(3 in drawn(number, "poisson", size=6, eligible=spent) for number in range(20))
 
 
-def test_weights_of_a_secret_draw_do_not_depend_on_who_joined() -> None:
-    for count in (1, 4, 9):
-        sizes = np.full(count, 10)
-        assert aggregation_weights(sizes, rule="equal", cap=None, divisor=5) == pytest.approx([0.2] * count)
+@pytest.mark.parametrize(
+    ("rule", "cap", "expected"),
+    [
+        ("equal", None, [0.2] * 3),
+        ("declared", None, [1 / 13, 2 / 13, 10 / 13]),
+        ("declared", 20, [0.2, 0.4, 0.4]),
+    ],
+)
+def test_weights_are_equal_parts_of_a_public_number_or_follow_declared_sizes(rule, cap, expected) -> None:
+    """Of five that are expected, three joined: the equal weights of a secret draw do not depend on who did."""
+    found = aggregation_weights(np.array([10, 20, 100]), rule=rule, cap=cap, divisor=5)
+    assert found == pytest.approx(expected)
 
 
-def test_poisson_rounds_divide_by_the_expected_number(given):
-    """One full-batch step of every client drawn; the sum is divided by four, however many there were."""
-    config = small_config(
-        rounds=1,
-        training={
-            "participants": 4,
-            "sampling": "poisson",
-            "epochs": 1,
-            "batch_size": 100,
-            "learning_rate": 0.5,
-        },
-        methods=[{"name": "fedavg"}],
-    )
+@pytest.mark.parametrize(("sampling", "participants"), [("shuffled", 12), ("poisson", 4)])
+def test_fedavg_equals_an_average_by_hand(given, sampling, participants):
+    """One step on the full batch of every client; a secret draw divides by four, however many there were."""
+    training = {"participants": participants, "sampling": sampling, "epochs": 1, "batch_size": 100}
+    config = small_config(rounds=1, training={**training, "learning_rate": 0.5}, methods=[{"name": "fedavg"}])
     result = niss.run(config, **given)
-    members = drawn_by(config, 0)
-    assert result.rounds[0].participants == members.size != 4
+    members = np.arange(12)
+    if sampling == "poisson":
+        stream = SimStream(config.seed).child("participants")
+        members = choose_participants(0, sampling=sampling, size=4, eligible=EVERYONE, stream=stream)
+        assert result.rounds[0].participants == members.size != 4
     expected = torch.zeros(3, 5)
     for client in members:
         inputs, labels = map(torch.from_numpy, given["clients"][client])
         weight, bias = torch.zeros(3, 5, requires_grad=True), torch.zeros(3, requires_grad=True)
         scores = torch.nn.functional.linear(inputs, weight, bias)
         torch.nn.functional.cross_entropy(scores, labels).backward()
-        expected -= 0.5 * weight.grad / 4
+        expected -= 0.5 * weight.grad / participants
     assert torch.allclose(result.state_dict["weight"], expected, atol=1e-6)
-
-
-def drawn_by(config, number: int) -> np.ndarray:
-    stream = SimStream(config.seed).child("participants").child("poisson", number)
-    size = config.training.participants / config.data.clients
-    return np.flatnonzero(stream.generator().random(config.data.clients) < size)
 
 
 @pytest.mark.parametrize(

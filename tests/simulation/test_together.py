@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from niss.simulation import make_config, with_overrides
 from niss.simulation.method_run import CheckpointFolder
 from niss.simulation.results import Comparison
 from niss.simulation.runner import compare_together
+from support.federation import assert_same_run, killed
 
 SAME_BYTES = ("metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.json", "result.json")
 
@@ -63,27 +65,13 @@ def test_other_local_work_trains_in_its_own_cohort():
 
 
 def test_killed_and_continued(tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    whole = compare_seeds(mini(), [1, 2], out=tmp_path / "whole")
-    append, calls = CheckpointFolder.append_round, []
-
-    def dying(self, *args):
-        calls.append(self.path)
-        if len(calls) == 6:
-            raise Killed
-        append(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointFolder, "append_round", dying)
-        with pytest.raises(Killed):
-            compare_seeds(mini(), [1, 2], out=tmp_path / "cut")
+    whole, calls = compare_seeds(mini(), [1, 2], out=tmp_path / "whole"), itertools.count(1)
+    with killed(monkeypatch, CheckpointFolder, "append_round", lambda *_: next(calls) == 6):
+        compare_seeds(mini(), [1, 2], out=tmp_path / "cut")
     cut = compare_seeds(mini(), [1, 2], out=tmp_path / "cut")
     assert [one.summary for one in cut.values()] == [one.summary for one in whole.values()]
     for path in (tmp_path / "whole").rglob("metrics.jsonl"):
-        other = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
-        assert path.read_bytes() == other.read_bytes()
+        assert_same_run(path.parent, tmp_path / "cut" / path.parent.relative_to(tmp_path / "whole"))
 
 
 def test_a_folder_with_other_settings_is_refused(tmp_path):
