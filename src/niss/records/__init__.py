@@ -142,6 +142,17 @@ class Records:
         step = 2 ** max(len(self).bit_length() - 4, 0)
         return largest_batch(self.most or -(-len(self) // step) * step, probability)
 
+    def shared_chunks(self, batches: Sequence[IntArray]) -> Iterator[tuple[IntArray, int, list[int]]]:
+        """All batches, one after the other, in chunks: its rows, the first batch that has some of them, and how many
+        that one and each of those after it have.
+        """
+        owners, done = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches]), 0
+        for some, real in self.chunks(np.concatenate(batches)) if len(self) else ():
+            own = owners[done : done + real]
+            first = int(own[0]) if real else 0
+            yield some, first, np.bincount(own - first, minlength=1).tolist()
+            done += real
+
     def chunks(self, rows: IntArray, most: int = 1) -> Iterator[tuple[IntArray, int]]:
         """The batch in pieces of one size, each with how many of it are real.
 
@@ -176,21 +187,15 @@ def clipped_sum(problem: Records, weights: FloatArray, rows: IntArray, clip: flo
 def clipped_sums(problem: Records, weights: FloatArray, batches: Sequence[IntArray], clip: float) -> Any:
     """`clipped_sum` of each of these batches, at least one, [batches, parameters]; in chunks that may hold several.
 
-    For whoever has the records of several silos: a simulation. Of a module they are a tensor and stay where it is.
+    For whoever has the records of several silos. Of a module they are a tensor and stay where it is.
     """
     vector, parts = weights, []
     for batch in batches:
         vector, numbers = _checked(problem, weights, batch, clip)
         parts.append(numbers)
-    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    totals, done = problem.engine.zeros(len(parts)), 0
-    if len(problem):
-        for some, real in problem.chunks(np.concatenate(parts)):
-            own = owners[done : done + real]
-            first = int(own[0]) if real else 0
-            counts = np.bincount(own - first, minlength=1).tolist()
-            totals[first : first + len(counts)] += problem.engine.sums(vector, some, counts, clip)
-            done += real
+    totals = problem.engine.zeros(len(parts))
+    for some, first, counts in problem.shared_chunks(parts):
+        totals[first : first + len(counts)] += problem.engine.sums(vector, some, counts, clip)
     return totals
 
 

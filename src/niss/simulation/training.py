@@ -13,14 +13,14 @@ from __future__ import annotations
 import copy
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from niss.learning import Cohort, Evaluation, FlatLayout, Job, LocalTraining, ch
 from niss.learning.cohort import available_cores, numbers_by_start
 from niss.learning.cuda.program import tf32_products
 from niss.learning.local import torch_threads
-from niss.records import Records, clipped_sums
+from niss.records import Records
 from niss.settings import to_values
 from niss.simulation import Config
 from niss.simulation.ranks import ALONE, Ranks, require_same
@@ -65,9 +65,6 @@ TOGETHER_BYTES = 512 * 2**20
 """Methods are trained together as long as their updates fit into this much memory of the processor."""
 
 ALL_GPUS = "cuda:all"
-
-# Jobs, by number among those of one start, and the records of each that are computed together.
-_Piece = tuple[range, list[NDArray[np.int64]]]
 
 
 class Clients:
@@ -151,15 +148,13 @@ class SiloSums:
             free: SimpleQueue[Records] = SimpleQueue()
             for records in self._records:
                 free.put(records)
-            chunk = self._records[0].engine.chunk
 
-            def sums(task: tuple[Any, _Piece]) -> Tensor:
-                weights, (_, batches) = task
+            def sums(weights: NDArray[np.float64], rows: NDArray[np.int64], counts: list[int]) -> Tensor:
                 records = free.get()
                 try:
                     with torch_threads(1):
-                        found: Tensor = clipped_sums(records, weights, batches, work.clip)
-                    return found
+                        found: Tensor = records.engine.sums(weights, rows, counts, work.clip)
+                        return found.clone()  # The next sums of these records may overwrite it.
                 finally:
                     free.put(records)
 
@@ -167,29 +162,18 @@ class SiloSums:
                 results = []
                 for numbers in numbers_by_start(jobs):
                     weights = jobs[numbers[0]].start[self.trained].double().numpy()
-                    pieces = list(_pieces([jobs[number].samples.numpy() for number in numbers], chunk))
-                    results.append((numbers, pieces, pool.map(sums, [(weights, piece) for piece in pieces])))
-                for numbers, pieces, found in results:
+                    batches = [jobs[number].samples.numpy() for number in numbers]
+                    chunks = list(self._records[0].shared_chunks(batches))
+                    parts = [pool.submit(sums, weights, rows, counts) for rows, _, counts in chunks]
+                    results.append((numbers, chunks, parts))
+                for numbers, chunks, parts in results:
                     totals = self._records[0].engine.zeros(len(numbers))
-                    for (some, _), part in zip(pieces, found, strict=True):
-                        totals[some.start : some.stop] += part
+                    for (_, first, counts), part in zip(chunks, parts, strict=True):
+                        totals[first : first + len(counts)] += part.result()
                     places = torch.tensor(numbers, device=device)
                     rows[places[:, None], trained] = totals.neg_().to(rows.dtype)
                     progress(len(numbers))
         return rows
-
-
-def _pieces(batches: Sequence[NDArray[np.int64]], chunk: int) -> Iterator[_Piece]:
-    """All batches, one after the other, in pieces of `chunk` records: which batches are in it, and their parts."""
-    ends = np.cumsum([len(batch) for batch in batches])
-    for start in range(0, int(ends[-1]), chunk):
-        stop = min(start + chunk, int(ends[-1]))
-        first, last = (int(np.searchsorted(ends, place, side="right")) for place in (start, stop - 1))
-        parts = []
-        for number in range(first, last + 1):
-            before = int(ends[number]) - len(batches[number])
-            parts.append(batches[number][max(start - before, 0) : stop - before])
-        yield range(first, last + 1), parts
 
 
 class Trainer(AbstractContextManager["Trainer"]):
