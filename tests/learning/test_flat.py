@@ -119,12 +119,6 @@ def test_tied_parameters_are_counted_once() -> None:
     assert torch.equal(module.out.weight.detach().reshape(-1), torch.arange(15.0))
 
 
-def test_batchnorm_statistics_are_in_and_the_counter_is_out() -> None:
-    layout = FlatLayout.of(nn.BatchNorm1d(3))
-    assert layout.names == ("weight", "bias", "running_mean", "running_var")
-    assert layout.trainable_mask().tolist() == [True] * 6 + [False] * 6
-
-
 def test_scalar_entries_have_one_place() -> None:
     module = nn.Module()
     module.scale = nn.Parameter(torch.tensor(2.0))

@@ -276,14 +276,23 @@ def test_every_model_is_tried() -> None:
 
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
-@pytest.mark.parametrize("products", [True, False], ids=["products", "torch"])
+@pytest.mark.parametrize("way", ["products", "torch", "groups"])
 @pytest.mark.parametrize("name", NAMES)
-def test_stacked_clients_equal_the_reference(name: str, products: bool) -> None:
+def test_stacked_clients_equal_the_reference(name: str, way: str) -> None:
+    """On a device, with its replacements and without, and in groups on the processor."""
     task = problem(name)
-    assert why_not_on_a_device(task) is None
-    jobs = make_jobs(task, SIZES, two_starts(task))
-    forward = stacked_module(task.module, products=products)
-    assert_as_the_reference(task, jobs, WORK, train_once(task, forward, jobs, WORK))
+    if way == "groups":
+        if name == "partly-unused":
+            assert str(why_not(task)).startswith("stacked, it trains differently")
+            return
+        jobs = make_jobs(task, SIZES)
+        rows = torch.empty(len(jobs), task.layout.size, dtype=torch.float64)
+        VmapGroups(task).perform(WORK, jobs, rows)
+    else:
+        assert why_not_on_a_device(task) is None
+        jobs = make_jobs(task, SIZES, two_starts(task))
+        rows = train_once(task, stacked_module(task.module, products=way == "products"), jobs, WORK)
+    assert_as_the_reference(task, jobs, WORK, rows)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LOOPED])
@@ -297,19 +306,6 @@ def test_a_cohort_equals_the_reference(name: str) -> None:
         for some, starts in ((sizes, ()), (sizes[:2], ()), (sizes, two_starts(task))):
             jobs = make_jobs(task, some, starts)
             assert_as_the_reference(task, jobs, WORK, cohort.train(jobs, WORK))
-
-
-@pytest.mark.filterwarnings("error:There is a performance drop")
-@pytest.mark.parametrize("name", NAMES)
-def test_groups_equal_the_reference(name: str) -> None:
-    task = problem(name)
-    if name == "partly-unused":
-        assert str(why_not(task)).startswith("stacked, it trains differently")
-        return
-    jobs = make_jobs(task, SIZES)
-    rows = torch.empty(len(jobs), task.layout.size, dtype=torch.float64)
-    VmapGroups(task).perform(WORK, jobs, rows)
-    assert_as_the_reference(task, jobs, WORK, rows)
 
 
 def test_what_is_frozen_is_there_once() -> None:

@@ -27,6 +27,22 @@ class Draws(nn.Linear):
         return super().forward(inputs + torch.randn_like(inputs))
 
 
+class Jitters(nn.Linear):
+    """Draws from a generator of its own."""
+
+    generator = np.random.default_rng(3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs + float(self.generator.normal()))
+
+
+class Forgets(nn.Linear):
+    """Dropout as a function, which no layer shows."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(functional.dropout(inputs, 0.5))
+
+
 @pytest.mark.parametrize(
     ("layer", "examples", "words"),
     [
@@ -67,30 +83,10 @@ def test_layers_that_keep_records_apart(layer: nn.Module, examples: tuple[np.nda
     np.testing.assert_allclose(together, 4 * alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_a_module_that_draws_by_itself(mode: bool) -> None:
+@pytest.mark.parametrize("module", [Draws(6, 2), Draws(6, 2).eval(), Jitters(6, 2), Forgets(6, 2)])
+def test_a_module_that_draws_is_found_by_running_it(module: nn.Module) -> None:
     with pytest.raises(ConfigError, match="draws random numbers"):
-        Records(Draws(6, 2).train(mode), ROWS)
-
-
-def test_a_module_that_draws_from_a_generator_of_its_own() -> None:
-    class Jitters(nn.Linear):
-        generator = np.random.default_rng(3)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return super().forward(inputs + float(self.generator.normal()))
-
-    with pytest.raises(ConfigError, match="draws random numbers"):
-        Records(Jitters(6, 2), ROWS)
-
-
-def test_functional_dropout_is_found_by_running_it() -> None:
-    class Forgets(nn.Linear):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return super().forward(functional.dropout(inputs, 0.5))
-
-    with pytest.raises(ConfigError, match="draws random numbers"):
-        Records(Forgets(6, 2), ROWS)
+        Records(module, ROWS)
 
 
 def test_losses() -> None:
