@@ -116,9 +116,13 @@ def spoilt(client: int, value: float, column: int = 4) -> Callable[[dict[str, An
 def shaped(name: str, *shape: int) -> Callable[[dict[str, Any]], None]:
     def put(mine: dict[str, Any]) -> None:
         pair = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)
-        mine[name] = pair if name == "my_test" else [pair] * 20
+        mine[name] = pair if name == "my_test" else [pair] * 100
 
     return put
+
+
+def replaced(client: int, inputs: Any, labels: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda mine: mine["my_clients"].__setitem__(client, (inputs, labels))
 
 
 def labelled(client: int, label: int) -> Callable[[dict[str, Any]], None]:
@@ -156,9 +160,15 @@ def as_dictionaries(mine: dict[str, Any]) -> None:
         (shaped("my_test", 0, 6), "^test: no examples"),
         (as_bytes, "^model: it fails on .* torch.uint8 .*\nhint: whole numbers are passed on as they are"),
         (as_dictionaries, r"^clients\[0\]: expected a pair of arrays: a dict of inputs, labels\nhint: give"),
+        (replaced(2, np.zeros((3, 6), np.float32), np.zeros(2, int)), r"^clients\[2\]: inputs .* do not match"),
+        (replaced(2, np.zeros((3, 6), np.float32), np.zeros(3)), r"^clients\[2\]: labels are .*\nhint: give whole"),
+        (replaced(2, np.zeros((3, 7), np.float32), np.zeros(3, int)), "^clients: inputs of different shapes"),
+        (lambda mine: mine["my_clients"].__delitem__(slice(1, None)), "^clients: got 1 datasets\n.*at least two"),
+        (lambda mine: mine.update(my_test=None), "^test: is missing"),
+        (lambda mine: mine.update(my_module=None), "^model: is missing"),
         (labelled(11, 2), r"^clients\[11\]: example 2 has a label beyond the 2 classes of the model"),
         (labelled(11, -1), r"^clients\[11\]: example 2 has a negative label"),
-        (lambda mine: mine["my_clients"].__delitem__(slice(12, None)), "^training.participants: 20 in a round, but "
+        (lambda mine: mine["my_clients"].__delitem__(slice(12, None)), "^training.participants: 50 in a round, but "
          "there are only 12 clients\nhint: lower it, or give more clients"),
         (lambda mine: mine.update(my_module=torch.nn.Linear(6, 2).half()), "^model: is torch.float16"),
         (lambda mine: mine.update(my_module=torch.nn.Flatten(0)), "^model: "),
@@ -202,16 +212,10 @@ def arguments(mine: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("neighbours", "message"), [("3.5", "methods.0.neighbours: .*integer"), ("30", "only 19 others")]
+    ("neighbours", "message"), [("3.5", "methods.0.neighbours: .*integer"), ("60", "only 49 others")]
 )
 def test_a_client_has_a_whole_number_of_neighbours_who_are_there(
     mine: dict[str, Any], neighbours: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_snippet(mine, '"rounds": 3', f'"rounds": 3, "methods": [{{"neighbours": {neighbours}}}]')
-
-
-def test_inputs_of_different_shapes_are_refused() -> None:
-    pairs = [(np.zeros((1, 2)), np.zeros(1, int)), (np.zeros((1, 3)), np.zeros(1, int))]
-    with pytest.raises(ConfigError, match="different shapes"):
-        own_clients(pairs, torch.float32)
+        run_snippet(mine, '"rounds": ', f'"methods": [{{"neighbours": {neighbours}}}], "rounds": ')

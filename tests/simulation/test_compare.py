@@ -62,21 +62,6 @@ def test_the_global_generators_and_the_users_model_are_left_alone(given):
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"test": None}, "test"),
-        ({"model": None}, "model"),
-        ({"clients": [(np.zeros((3, 5), np.float32), np.zeros(2, np.int64))] * 12}, r"clients\[0\]"),
-        ({"clients": [(np.zeros((3, 5), np.float32), np.zeros(3))] * 12}, "whole class numbers"),
-        ({"clients": [(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))]}, "at least two"),
-    ],
-)
-def test_wrong_data_is_refused_before_any_work(given, changes, match):
-    with pytest.raises(niss.errors.ConfigError, match=match):
-        niss.run(small_config(), **{**given, **changes})
-
-
-@pytest.mark.parametrize(
     ("data", "match"),
     [({"clients": 40}, r"data.clients: 40 .* 12 datasets"), ({"silos": 3}, "data.silos: 3")],
 )
