@@ -247,7 +247,7 @@ def caveats(report: ReportInput) -> list[str]:
         ],
     }
     left = [
-        f"Left out of the finding {why}: {_listed([f'{one.result.label} ({one.accuracy})' for one in methods])}."
+        f"Left out of the finding: {_listed([f'{one.result.label} ({one.accuracy})' for one in methods])}, {why}."
         for why, methods in left_out.items()
         if methods
     ]
