@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from cli.terminals import run_python
+from cli.terminals import NISS, Ended, in_pipe, run_python
 from niss.claims import digits
 
-NISS = Path(sys.executable).with_name("niss")
 SMALL = ["--clients", "40", "--participants", "10"]
 SMALL += ["--set", "data.samples_per_client=20", "--set", "model.hidden=[8]"]
 PLAN = [
@@ -45,14 +42,8 @@ finally:
 """
 
 
-def niss(
-    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160", **(env or {})}
-    command = [str(NISS), *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+def niss(*arguments: str, cwd: Path = Path()) -> Ended:
+    return in_pipe(*arguments, cwd=cwd, NO_COLOR="1", COLUMNS="160")
 
 
 def test_run_from_a_file_prints_a_table_on_stdout(tmp_path):
