@@ -401,9 +401,6 @@ def test_a_short_run_gains_little_and_says_so():
     ("changes", "field"),
     [
         ({"participants": 4, "colluders": 3, "dropped": 1}, None),
-        ({"horizon": 0}, "horizon"),
-        ({"separation": 0}, "separation"),
-        ({"pattern": "poisson"}, "pattern"),
         ({"residual": -1.0}, "residual"),
         ({"ratio": math.inf}, "carried"),
         ({"spatial": math.nan}, "unit"),
@@ -506,13 +503,6 @@ def test_a_cheaper_past_may_cost_more_later():
     matrix = inverse_of_chain(residual, [1.1, 3.6, 0.1, 1.3, 6.6, 1.4, 5.5, 9.5, 0.1, 0.2], np.zeros(11))
     true = max(matrix[np.ix_(p, p)].sum() for p in patterns(11, 2))
     assert worst_pattern(matrix, 2, "any").cost == pytest.approx(true, rel=1e-10)
-
-
-def test_an_endless_run_would_undercharge_the_ends():
-    """Why K belongs to the committed run: round 1 of it has less carried noise than a round in the middle."""
-    endless = inverse_of_chain(np.ones(201), np.full(200, 19.0), np.zeros(201))[100, 100]
-    committed = inverse_of_chain(np.ones(100), np.full(99, 19.0), np.zeros(100))[0, 0]
-    assert committed > 1.6 * endless
 
 
 def test_heaviest():

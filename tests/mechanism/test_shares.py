@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from niss.graph import ShareGraph
-from niss.mechanism import DISTORTIONS, add_gaussian, add_shares, share_counts
+from niss.mechanism import DISTORTIONS, add_gaussian, add_shares
 from niss.mechanism.shares import add_spread, find_clique
 from niss.randomness import SimStream
 from niss.randomness.sim import normal_blocks
@@ -98,32 +98,6 @@ def test_memory_beyond_the_uploads_is_a_few_vectors(distortion: str) -> None:
     assert peak < 5 * uploads[0].nbytes
 
 
-def test_share_counts_may_be_fractional_but_not_below_one() -> None:
-    np.testing.assert_allclose(share_counts([1.0, 2.5, 10.0], 0.4), [2.5, 6.25, 25.0])
-    np.testing.assert_allclose(share_counts(3.0, 1.0), [3.0])
-    np.testing.assert_allclose(share_counts([0.1 * 3], 0.3 * (1 + 1e-15)), [1.0])
-    with refuses("unit_variance", r"0\.5 unit shares, fewer than one") as caught:
-        share_counts([1.0, 0.5], 1.0)
-    assert caught.value.hint is not None
-    assert "at most 0.5" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("variance", "unit", "field"),
-    [
-        ([1.0], 0.0, "unit_variance"),
-        ([1.0], -1.0, "unit_variance"),
-        ([1.0], math.nan, "unit_variance"),
-        ([1.0, math.inf], 1.0, "variance"),
-        ([1.0, math.nan], 1.0, "variance"),
-        ([], 1.0, "variance"),
-    ],
-)
-def test_share_counts_name_the_bad_argument(variance: list[float], unit: float, field: str) -> None:
-    with refuses(field):
-        share_counts(variance, unit)
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -131,8 +105,6 @@ def test_share_counts_name_the_bad_argument(variance: list[float], unit: float, 
         ({"tau2": -0.1}, "tau2"),
         ({"tau2": math.nan}, "tau2"),
         ({"tau2": [0.1, 0.2]}, "tau2"),
-        ({"unit_variance": -1.0}, "unit_variance"),
-        ({"unit_variance": math.nan}, "unit_variance"),
         *(({"shape": shape}, "uploads") for shape in ((4, 2), (3,), (3, 2, 2))),
     ],
 )

@@ -52,11 +52,6 @@ def test_without_a_secret_it_is_plain_composition() -> None:
     assert both.delta(1.0) == pytest.approx(gdp_delta(1.0, math.sqrt(5.0)))
 
 
-def test_a_probability_is_one() -> None:
-    with pytest.raises(ConfigError, match="probability"):
-        poisson_multiplier(1.0, DELTA, 0.0, 3)
-
-
 LAB = (0.05, 600)
 """Batches of 5 %, 600 rounds: the setting of which the page on records speaks."""
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from niss.graph import ShareGraph
-from niss.mechanism import add_shares, share_counts
+from niss.mechanism import add_shares
 from niss.randomness import SimStream
 
 FloatArray = NDArray[np.float64]
@@ -53,7 +53,7 @@ class Case:
 def make_case(name: str) -> Case:
     own = np.array([2.0, 3.0, 1.5, 2.5, 2.2, 1.8])
     tau2 = np.array([0.4, 0.1, 0.9, 0.25, 0.6, 0.05])
-    shares = share_counts(own, UNIT_VARIANCE)
+    shares = own / UNIT_VARIANCE
     if name == "regular":
         graph = ShareGraph.regular(6, degree=3, beacon=BEACON, shares=shares)
     elif name == "complete":

@@ -405,19 +405,6 @@ def test_drawn_factors_agree_too(coordinates: int | None) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_clients_dense_and_sampled() -> None:
-    graph = ShareGraph.regular(10_000, degree=20, beacon=b"b")
-    common: dict[str, Any] = {"unit_variance": 1 / 20, "residual_variance": 2e-4}
-    whole = effective_variance(graph, **common)
-    sample = np.random.default_rng(0).choice(10_000, 20, replace=False)
-    few = np.concatenate(
-        [effective_variance(graph, clients=part.tolist(), **common) for part in np.split(sample, 2)]
-    )
-    np.testing.assert_allclose(few, whole[sample], rtol=1e-8)
-    assert np.all(few <= whole[sample] * (1.0 + 1e-9))
-
-
-@pytest.mark.slow
 def test_a_hundred_thousand_clients_follow_the_dense_formula() -> None:
     """1/eff = 1/(m tau^2 sigma_k^2) + 1/((2 + tau^2) sigma_k^2), to 5 % for v = 20."""
     size = 100_000

@@ -30,7 +30,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from niss.checks import BOOKS, require_one_of, require_whole
+from niss.checks import BOOKS
 from niss.errors import PrivacyError
 from niss.mechanism.noise import Noise, correlated_noise
 from niss.views import CompleteRun
@@ -39,7 +39,6 @@ from niss.views.numerics import binomial_tail
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-PATTERNS = ("cyclic", "any")
 # More labels than this at one round are merged, which can only raise the bound.
 _MOST_LABELS = 2_000
 
@@ -70,9 +69,6 @@ class Committed:
     closing: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "separation"):
-            require_whole(getattr(self, name), field=name, at_least=1)
-        require_one_of(self.pattern, PATTERNS, field="pattern")
         if self.noise.known >= self.noise.participants:
             raise PrivacyError(
                 "no honest client is left to protect", hint="assume fewer colluders, or fewer that drop out"

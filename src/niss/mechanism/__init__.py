@@ -13,6 +13,5 @@ from niss.mechanism.shares import (
     add_gaussian,
     add_shares,
     distortion_named,
-    share_counts,
 )
 from niss.mechanism.slots import Slots, poisson_multiplier

@@ -54,7 +54,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -66,7 +66,6 @@ from niss.randomness import sampler_factor
 MAX_BITS = 62
 # The probability with which a sum may wrap in some coordinate, though it was found to fit.
 _WRAPS = 2.0**-40
-ModulusBits = Literal[32, 64]
 Residues = NDArray[np.uint32] | NDArray[np.uint64]
 
 
@@ -108,8 +107,6 @@ class Grid:
 
     def to_float(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """`steps * g`; exact below 2^53 steps, correctly rounded above."""
-        if not isinstance(steps, np.ndarray) or steps.dtype != np.int64:
-            raise ConfigError("must be an array of int64 (see `centred`)", field="steps")
         floats = steps.astype(np.float64)
         return np.ldexp(floats, -self.bits, out=floats)
 
@@ -138,13 +135,10 @@ class Grid:
         coordinates (`P(|Z| > z) <= exp(-z^2 / 2)`), to which `sampler_distance` of the sampler adds. Rounding
         the updates adds nothing: no entry of one exceeds its norm, which is within the clip after rounding too.
         """
-        bits = require_modulus(modulus_bits)
         require_real(clip_sum, field="clip_sum")
         require_real(deviation_sum, field="deviation_sum")
-        if coordinates < 1 or clients < 1:
-            raise ConfigError("must be at least 1", field="coordinates" if coordinates < 1 else "clients")
         reach = clip_sum + math.sqrt(2.0 * math.log(coordinates / _WRAPS)) * deviation_sum
-        room, rounding = 2.0 ** (bits - 1) - 1.0, clients / 2.0
+        room, rounding = 2.0 ** (modulus_bits - 1) - 1.0, clients / 2.0
         # A hair more than computed, for the rounding of these few operations.
         largest = (math.ldexp(reach, self.bits) + rounding) * (1.0 + 1e-12)
         if largest <= room:
@@ -153,7 +147,7 @@ class Grid:
         fitting = math.floor(math.log2(left / reach) - 1e-9) if reach > 0.0 and left > 0.0 else -1
         raise ConfigError(
             f"{self.bits} bits put the largest sum at 2^{math.log2(largest):.1f} steps, "
-            f"but sums modulo 2^{bits} hold less than 2^{bits - 1}",
+            f"but sums modulo 2^{modulus_bits} hold less than 2^{modulus_bits - 1}",
             field="grid bits",
             hint=f"use at most {fitting} grid bits"
             if fitting >= 0
@@ -163,49 +157,27 @@ class Grid:
 
 def residues(steps: NDArray[np.int64], modulus_bits: int = 64) -> Residues:
     """`steps` modulo 2^32 or 2^64, as unsigned numbers of that width: what is uploaded."""
-    bits = require_modulus(modulus_bits)
-    if not isinstance(steps, np.ndarray) or steps.dtype != np.int64:
-        raise ConfigError("must be an array of int64", field="steps")
     unsigned = steps.view(np.uint64)
-    return unsigned.astype(np.uint64) if bits == 64 else (unsigned & np.uint64(2**32 - 1)).astype(np.uint32)
+    return unsigned.copy() if modulus_bits == 64 else unsigned.astype(np.uint32)  # keeps the low bits
 
 
 def centred(values: Residues) -> NDArray[np.int64]:
     """The number nearest zero for each residue: the true sum, if that fits (`Grid.check_fits`)."""
-    if not isinstance(values, np.ndarray) or values.dtype not in (np.uint32, np.uint64):
-        raise ConfigError("must be an array of uint32 or uint64", field="values")
     signed = values.view(np.int32 if values.dtype == np.uint32 else np.int64)
     return signed.astype(np.int64)
 
 
-def require_modulus(modulus_bits: int) -> ModulusBits:
-    """The same number if sums are possible modulo 2 to it: 32 or 64; else a `ConfigError`."""
-    if modulus_bits == 64:
-        return 64
-    if modulus_bits == 32:
-        return 32
-    raise ConfigError(f"must be 32 or 64, not {modulus_bits!r}", field="modulus_bits")
+def aliasing_distance(residual: float, share: float) -> float:
+    """`sum_j exp(-2 pi^2 j^2 / kappa)` of one share, in one coordinate of one round, from deviations in grid steps.
 
-
-def aliasing_distance(deviation_steps: ArrayLike, share_steps: ArrayLike) -> float:
-    """`sum_e sum_j exp(-2 pi^2 j^2 / kappa_e)` for one coordinate of one round, at the smallest residual.
-
-    Rounding noises one by one, against rounding their sum: see the proof above. Zero without shares.
+    Rounding noises one by one, against rounding their sum: see the proof above. `residual` is the smaller of both ends.
     """
-    residuals, shares = _steps(deviation_steps, "deviation_steps"), _steps(share_steps, "share_steps")
-    shares = shares[shares > 0.0]
-    if shares.size == 0:
-        return 0.0
-    if residuals.size == 0 or residuals.min() == 0.0:
-        raise ConfigError(
-            "a client with shares but no residual noise has no proven guarantee on the grid",
-            field="deviation_steps",
-            hint="give every client residual noise at least 2 grid steps wide, or count it as a colluder",
-        )
-    with np.errstate(over="ignore", under="ignore", divide="ignore"):
-        first = np.exp(-2.0 * math.pi**2 / (1.0 / shares**2 + 2.0 / residuals.min() ** 2))
-        # q + q^4 + q^9 + ... <= q / (1 - q)
-        return float(np.sum(first / (1.0 - first)))
+    least = min(share, residual)  # Multiplied, and not squared, it may overflow.
+    first = math.exp(
+        -2.0 * math.pi**2 * (least * least) / ((least / share) ** 2 + 2.0 * (least / residual) ** 2)
+    )
+    # q + q^4 + q^9 + ... <= q / (1 - q)
+    return first / (1.0 - first)
 
 
 def discretisation_delta(
@@ -228,17 +200,8 @@ def discretisation_delta(
     Rounds need not be alike: where each alone, repeated as often as there are rounds, has a factor `e^h`, all together
     have at most `e^2h` (take the order `80 log(2) / h` in `sampler_factor`), and that is what is counted.
     """
-    if not epsilon >= 0.0:
-        raise ConfigError("must not be negative", field="epsilon")
-    factor = 2.0 * sampler_factor(_steps(deviation_steps, "deviation_steps"), draws, rest=rest)
+    factor = 2.0 * sampler_factor(deviation_steps, draws, rest=rest)
     if not factor < 1.0 or epsilon > 500.0:
         return 1.0
     moved = math.exp(factor) * curve(max(epsilon - 2.0 * factor, 0.0)) - curve(epsilon)
     return min(1.0, max(moved, 0.0) + (1.0 + math.exp(epsilon + factor)) * (rest + aliasing))
-
-
-def _steps(values: ArrayLike, field: str) -> NDArray[np.float64]:
-    steps = np.atleast_1d(np.asarray(values, dtype=np.float64))
-    if steps.ndim != 1 or not np.all(np.isfinite(steps)) or np.any(steps < 0.0):
-        raise ConfigError("must be finite and not negative", field=field)
-    return steps

@@ -135,23 +135,6 @@ class SomeEdges:
         )
 
 
-def share_counts(variance: ArrayLike, unit_variance: float) -> FloatArray:
-    """`v_k = sigma_k^2 / sigma^2` unit shares per client; may be fractional, never below 1."""
-    if not math.isfinite(unit_variance) or unit_variance <= 0.0:
-        raise ConfigError(f"must be a finite number above 0, not {unit_variance!r}", field="unit_variance")
-    own = np.atleast_1d(np.asarray(variance, dtype=np.float64))
-    if own.size == 0 or not np.all(np.isfinite(own)):
-        raise ConfigError("needs a finite number for every client", field="variance")
-    counts = own / unit_variance
-    if counts.min() < 1.0 - 1e-12:
-        raise ConfigError(
-            f"a client would send {counts.min():.3g} unit shares, fewer than one",
-            field="unit_variance",
-            hint=f"the unit noise must not exceed any client's own: at most {own.min():.6g}",
-        )
-    return counts
-
-
 def add_shares(
     uploads: Rows,
     edges: Edges,
@@ -185,8 +168,6 @@ def add_shares(
             f"shape {uploads.shape} does not give one row to each of {clients} clients", field="uploads"
         )
     rows, coordinates = np.arange(clients) if rows is None else rows, uploads.shape[1]
-    if not math.isfinite(unit_variance) or unit_variance < 0.0:
-        raise ConfigError(f"must be finite and not negative, not {unit_variance!r}", field="unit_variance")
     tau = np.sqrt(per_client(tau2, clients, "tau2"))
     kind = distortion_named(distortion)
     dtype = uploads.dtype

@@ -261,8 +261,6 @@ def poisson_multiplier(epsilon: float, delta: float, probability: float, rounds:
 
     Raises PrivacyError where dp-accounting sees no noise that does.
     """
-    if not 0.0 < probability <= 1.0:
-        raise ConfigError(f"must lie in (0, 1], not {probability!r}", field="probability")
     unsampled = math.sqrt(rounds) / gdp_mu(epsilon, delta)
     if probability == 1.0:
         return unsampled

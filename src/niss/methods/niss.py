@@ -23,7 +23,6 @@ import numpy as np
 from niss.claims import digits
 from niss.errors import ConfigError
 from niss.graph import GRAPHS, Drawing, ShareGraph
-from niss.mechanism import share_counts
 from niss.mechanism.shares import Common, distortion_named
 from niss.methods.base import (
     CarriedEdges,
@@ -87,7 +86,7 @@ class Niss(Method):
         plan, participants, own = round.plan, round.participants, round.own_variance
         size, least = participants.size, float(own.min())
         unit = plan.kappa * least / plan.neighbours
-        counts = share_counts(plan.kappa * own, unit)
+        counts = plan.neighbours * own / least
         shares = None if np.allclose(counts, counts[0], rtol=1e-12) else counts
         drawing = Drawing(participants.tolist(), plan.neighbours, beacon, plan.groups, shares)
         shared = replace(round, graph=GRAPHS[plan.graph](drawing), unit_variance=unit)

@@ -7,12 +7,3 @@ adds that of many at once, `sampler_distance` and `sampler_factor` bound how far
 
 from niss.randomness.secret import SecretStream, add_gaussians, sampler_distance, sampler_factor
 from niss.randomness.sim import SimStream, normal_blocks
-
-__all__ = [
-    "SecretStream",
-    "SimStream",
-    "add_gaussians",
-    "normal_blocks",
-    "sampler_distance",
-    "sampler_factor",
-]

@@ -42,7 +42,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from niss.checks import require_real, require_whole
-from niss.errors import ConfigError, PrivacyError
+from niss.errors import PrivacyError
 from niss.graph import ShareGraph
 from niss.mechanism.shares import per_client
 from niss.views.joint import (
@@ -126,8 +126,6 @@ def colluding_neighbours(participants: int, neighbours: int, colluders: int, fai
 
     The neighbours are a uniform sample of the other participants, `colluders` of whom collude.
     """
-    if not 0 <= neighbours < participants or not 0 <= colluders < participants:
-        raise ConfigError("neighbours and colluders must be fewer than the participants", field="neighbours")
     most = min(neighbours, colluders)
     if failure <= 0.0:
         # A probability too small for a float is not yet none.
