@@ -22,7 +22,7 @@ from niss.protocol.messages import (
     decode,
     encode,
 )
-from niss.protocol.wire import WireLimits, Writer, record_of
+from niss.protocol.wire import Writer, record_of
 from support.protocol_messages import example_prekey, examples
 
 Span = tuple[int, int]
@@ -32,7 +32,7 @@ class Tracer(Writer):
     """Remembers where numbers (lengths among them) and pieces lie in the encoding."""
 
     def __init__(self) -> None:
-        super().__init__(WireLimits())
+        super().__init__()
         self.numbers: list[Span] = []
         self.spans: list[Span] = []
         self.size = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from niss.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.agreement import agree, pack
 from niss.protocol.messages import (
     SIGNING_DOMAIN,
@@ -26,20 +26,19 @@ from niss.protocol.messages import (
     encode,
     signed_part,
 )
-from niss.protocol.wire import WireLimits
+from niss.protocol.wire import MAX_MESSAGE_BYTES, MAX_PARTICIPANTS, MAX_PREKEYS, Sequence, record_of
 from support.protocol_messages import example_prekey, examples, filler, messages
 
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 NAMES = sorted(examples())
 CONTEXT = filler("context", 32)
 HEAD = b"NISS\x01"
-GENEROUS = WireLimits(*[2**40] * 5)
 REVEALED: Any = examples()["Reveal"].partials
 
 
-def refused(data: bytes, match: str, limits: WireLimits | None = None) -> None:
+def refused(data: bytes, match: str) -> None:
     with pytest.raises(RemoteProtocolError, match=match):
-        decode(data, limits=limits or WireLimits())
+        decode(data)
 
 
 def ours(message: Any, match: str) -> None:
@@ -68,7 +67,7 @@ def test_models_of_a_hundred_million_numbers_have_room() -> None:
     assert isinstance(opened, RoundOpen)
     large = replace(opened, terms=replace(opened.terms, coordinates=100_000_000))
     assert decode(encode(large)) == large
-    assert WireLimits().max_message_bytes > 8 * 100_000_000
+    assert MAX_MESSAGE_BYTES > 8 * 100_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,31 +208,37 @@ def test_small_messages_are_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "name", "match"),
+    ("name", "path", "high", "match"),
     [
-        (WireLimits(max_participants=3), "RoundOpen", "RoundOpen.terms.dropped"),
-        (WireLimits(max_participants=4), "RevealRequest", r"survivors\[2\]"),
-        (WireLimits(max_participants=3), "RevealRequest", "survivors: must hold at most 3 items"),
-        (WireLimits(max_coordinates=199_999), "RoundOpen", "terms.coordinates"),
-        (WireLimits(max_coordinates=2), "Upload", "Upload.vector: must hold between 0 and 16 bytes"),
-        (WireLimits(max_message_bytes=50), "Reveal", "message: larger than 50 bytes"),
-        (WireLimits(max_participants=2), "Reveal", r"Reveal.seat|Reveal.partials\[0\].points"),
-        (WireLimits(max_reason_bytes=5), "Refusal", "Refusal.reason"),
+        ("RoundOpen", "terms.dropped", 3, "RoundOpen.terms.dropped: must lie between 0 and 3"),
+        ("RoundOpen", "terms.coordinates", 199_999, "terms.coordinates: must lie between 1 and 199999"),
+        ("RevealRequest", "survivors", 3, "survivors: must hold at most 3 items"),
+        ("Upload", "vector", 16, "Upload.vector: must hold between 0 and 16 bytes"),
+        ("Upload", "fresh_prekeys", 0, "fresh_prekeys: must hold at most 0 items"),
+        ("Refusal", "reason", 5, "Refusal.reason: must hold between 0 and 5 bytes"),
     ],
 )
-def test_limits_hold_on_both_sides(limits: WireLimits, name: str, match: str) -> None:
+def test_bounds_hold_on_both_sides(
+    name: str, path: str, high: int, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     message = examples()[name]
-    refused(encode(message), match, limits)
-    with pytest.raises(LocalProtocolError, match=match):
-        encode(message, limits=limits)
+    data, field = encode(message), cast("Any", record_of(type(message)))
+    for part in path.split("."):
+        field = field.layout[part]
+    if isinstance(field, Sequence):
+        monkeypatch.setattr(field, "items", replace(field.items, high=high))
+    else:
+        monkeypatch.setattr(field, "high", high)
+    refused(data, match)
+    ours(message, match)
 
 
-def test_prekeys_are_limited_and_limits_make_sense() -> None:
-    upload = replace(examples()["Upload"], fresh_prekeys=tuple(example_prekey(number) for number in range(3)))
-    refused(encode(upload), "fresh_prekeys: must hold at most 2 items", WireLimits(max_prekeys=2))
-    for value in (0, -1, 1.5, True):
-        with pytest.raises(ConfigError, match="max_prekeys"):
-            WireLimits(max_prekeys=value)  # type: ignore[arg-type]
+def test_a_message_that_is_too_large_is_refused_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = examples()["Reveal"]
+    data = encode(message)
+    monkeypatch.setattr("niss.protocol.messages.MAX_MESSAGE_BYTES", 50)
+    refused(data, "message: larger than 50 bytes")
+    ours(message, "message: larger than 50 bytes")
 
 
 HUGE = b"\xff\xff\xff\x7f"  # 268,435,455
@@ -252,30 +257,31 @@ HUGE = b"\xff\xff\xff\x7f"  # 268,435,455
     ],
 )
 def test_claimed_lengths_take_no_memory(data: bytes) -> None:
-    for limits in (WireLimits(), GENEROUS):
-        tracemalloc.start()
-        refused(data, "must hold|ends too early", limits)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 100_000
+    tracemalloc.start()
+    refused(data, "must hold|ends too early")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
 
 
-N = 16_000  # seats of two bytes each, too large for the small numbers Python keeps anyway
+N = MAX_PARTICIPANTS  # seats of two bytes each, too large for the small numbers Python keeps anyway
 CROWDS: dict[str, Message] = {
     "survivors": RevealRequest(CONTEXT, tuple(range(N)), b""),
     "pieces": RevealRequest(CONTEXT, (), bytes(96 * N)),
     "partials": Reveal(CONTEXT, 0, tuple(Partials(seat, CONTEXT, bytes(48)) for seat in range(N))),
     "points": Reveal(CONTEXT, 0, (Partials(0, bytes(32 * N), bytes(48)),)),
-    "prekeys": Upload(CONTEXT, 0, b"", tuple(Prekey(seat, CONTEXT, b"") for seat in range(N)), b"", b""),
+    "prekeys": Upload(
+        CONTEXT, 0, b"", tuple(Prekey(seat, CONTEXT, b"") for seat in range(MAX_PREKEYS)), b"", b""
+    ),
 }
 
 
 def peak_of_decoding(message: Message) -> float:
     """Most memory held while decoding, for each byte of the encoding."""
-    data = encode(message, limits=GENEROUS)
+    data = encode(message)
     tracemalloc.start()
     try:
-        assert decode(data, limits=GENEROUS) == message
+        assert decode(data) == message
         return tracemalloc.get_traced_memory()[1] / len(data)
     finally:
         tracemalloc.stop()

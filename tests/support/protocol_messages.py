@@ -39,7 +39,6 @@ from niss.protocol.wire import (
     Sequence,
     Text,
     Uint,
-    WireLimits,
     record_of,
 )
 
@@ -140,8 +139,7 @@ def examples() -> dict[str, Message]:
     }
 
 
-# What a bound allows at most, in what is drawn: seats of two bytes, sequences and bytes of a few.
-_DRAWN = WireLimits(max_participants=401, max_coordinates=1 << 24)
+# Of what is drawn: bytes at most, and items of a sequence.
 _LONGEST, _MOST = 300, 4
 
 
@@ -158,7 +156,7 @@ def _strategy(field: Field) -> st.SearchStrategy[Any]:
     if isinstance(field, Text):
         return st.text(max_size=100).filter(lambda text: len(text.encode("utf-8", "replace")) <= 500)
     if isinstance(field, Blob):
-        low, high = field.low, min(field.high(_DRAWN), _LONGEST)
+        low, high = field.low, min(field.high, _LONGEST)
         counts = st.integers(-(-low // field.step), high // field.step)
         return counts.flatmap(lambda count: st.binary(min_size=(n := count * field.step), max_size=n))
     if isinstance(field, Exact):
@@ -166,7 +164,7 @@ def _strategy(field: Field) -> st.SearchStrategy[Any]:
     if isinstance(field, Choice):
         return st.sampled_from(field.words)
     if isinstance(field, Uint):
-        return st.integers(field.low, field.high(_DRAWN))
+        return st.integers(field.low, field.high)
     assert isinstance(field, Real)
     return st.floats(min_value=0.0, allow_nan=False, allow_infinity=False).map(abs)
 

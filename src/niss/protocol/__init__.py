@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from niss.protocol.schedule import Schedule as Schedule
     from niss.protocol.server import Outcome as Outcome
     from niss.protocol.server import Server as Server
-    from niss.protocol.wire import WireLimits as WireLimits
+    from niss.protocol.wire import MAX_REASON_BYTES as MAX_REASON_BYTES
     from niss.protocol.wire import length_prefixed as length_prefixed
 
 _NAMES = {
@@ -80,7 +80,7 @@ _NAMES = {
     "decode_prekey encode_prekey fingerprint verify",
     "messages": "MODES Beacon Message Participant Prekey Refusal Reveal RevealRequest RoundOpen Terms Upload "
     "decode encode signed_part",
-    "wire": "WireLimits length_prefixed",
+    "wire": "MAX_REASON_BYTES length_prefixed",
     "schedule": "Policy Schedule",
     "server": "Outcome Server",
 }

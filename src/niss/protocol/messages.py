@@ -36,8 +36,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol.wire import (
+    MAX_COORDINATES,
+    MAX_MESSAGE_BYTES,
+    MAX_PARTICIPANTS,
+    MAX_PREKEYS,
+    MAX_REASON_BYTES,
     Blob,
-    Bound,
     Choice,
     Exact,
     Fault,
@@ -45,7 +49,6 @@ from niss.protocol.wire import (
     Reader,
     Text,
     Uint,
-    WireLimits,
     Writer,
     record_of,
 )
@@ -63,23 +66,22 @@ MODULI = (32, 64)
 
 # How unlikely it is that more records are in a batch than sums have room for: e to the minus that.
 _TAIL = 30.0
-_everyone: Bound = attrgetter("max_participants")
 
 
-def _points(count: int) -> Bound:
-    """So many points or scalars of 32 bytes for each participant, and three more."""
-    return lambda limits: POINT_BYTES * (3 + count * limits.max_participants)
+def _points(count: int) -> int:
+    """Bytes of so many points or scalars for each participant, and of three more."""
+    return POINT_BYTES * (3 + count * MAX_PARTICIPANTS)
 
 
 Key = Annotated[bytes, Exact(32)]
 Hash = Annotated[bytes, Exact(32)]
 Signature = Annotated[bytes, Blob(64, step=64)]
-Seat = Annotated[int, Uint(lambda limits: limits.max_participants - 1)]
-Headcount = Annotated[int, Uint(_everyone)]
-Vector = Annotated[bytes, Blob(lambda limits: limits.max_coordinates * (MODULI[-1] // 8))]
+Seat = Annotated[int, Uint(MAX_PARTICIPANTS - 1)]
+Headcount = Annotated[int, Uint(MAX_PARTICIPANTS)]
+Vector = Annotated[bytes, Blob(MAX_COORDINATES * (MODULI[-1] // 8))]
 Count32 = Annotated[int, Uint((1 << 32) - 1)]
 # Seats and prekeys lie in rising order and identities differ, so that a set has one encoding and no one counts twice.
-Seats = Annotated[tuple[Seat, ...], Items(_everyone, rising=lambda seat: seat)]
+Seats = Annotated[tuple[Seat, ...], Items(MAX_PARTICIPANTS, rising=lambda seat: seat)]
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Participant:
     prekey: Prekey
 
 
-Participants = Annotated[tuple[Participant, ...], Items(_everyone, unique=attrgetter("identity"))]
+Participants = Annotated[tuple[Participant, ...], Items(MAX_PARTICIPANTS, unique=attrgetter("identity"))]
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Terms:
     round: Count32
     attempt: Count32
     mode: Annotated[str, Choice(MODES)]
-    coordinates: Annotated[int, Uint(attrgetter("max_coordinates"), low=1)]
+    coordinates: Annotated[int, Uint(MAX_COORDINATES, low=1)]
     grid_bits: Annotated[int, Uint(MODULI[-1])]
     modulus_bits: Annotated[int, Uint(MODULI[-1], low=MODULI[0])]
     clip: float
@@ -265,9 +267,7 @@ class Upload:
     context: Hash
     seat: Seat
     vector: Vector
-    fresh_prekeys: Annotated[
-        tuple[Prekey, ...], Items(attrgetter("max_prekeys"), rising=attrgetter("number"))
-    ]
+    fresh_prekeys: Annotated[tuple[Prekey, ...], Items(MAX_PREKEYS, rising=attrgetter("number"))]
     commitment: Annotated[bytes, Blob(32, step=32)]
     pieces: Annotated[bytes, Blob(_points(5))]
     signature: Signature = b""
@@ -292,7 +292,7 @@ class Verdict:
     beacon: Beacon
     following: Hash
     survivors: Seats
-    votes: Annotated[tuple[Vote, ...], Items(_everyone, rising=attrgetter("seat"))]
+    votes: Annotated[tuple[Vote, ...], Items(MAX_PARTICIPANTS, rising=attrgetter("seat"))]
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ class Reveal:
 
     context: Hash
     seat: Seat
-    partials: Annotated[tuple[Partials, ...], Items(_everyone, rising=attrgetter("seat"))]
+    partials: Annotated[tuple[Partials, ...], Items(MAX_PARTICIPANTS, rising=attrgetter("seat"))]
     signature: Signature = b""
     vote: Annotated[bytes, Exact(64)] | None = None
 
@@ -346,7 +346,7 @@ class Refusal:
     """A client will not go on, and says why in words that hold no secret."""
 
     context: Hash
-    reason: Annotated[str, Text(attrgetter("max_reason_bytes"))]
+    reason: Annotated[str, Text(MAX_REASON_BYTES)]
     signature: Signature = b""
 
 
@@ -361,18 +361,16 @@ VERSION = 1
 HEADER_BYTES = len(MAGIC) + 2
 SIGNING_DOMAIN = b"niss signed message v1\x00"
 
-_DEFAULT = WireLimits()
 
-
-def encode(message: Message, *, limits: WireLimits = _DEFAULT) -> bytes:
+def encode(message: Message) -> bytes:
     """The one encoding of the message.
 
-    What `decode` would refuse under the same `limits` is refused here as our own fault: `LocalProtocolError`.
+    What `decode` would refuse is refused here as our own fault: `LocalProtocolError`.
     """
-    return b"".join(_written(message, limits))
+    return b"".join(_written(message))
 
 
-def decode(data: bytes, *, limits: WireLimits = _DEFAULT) -> Message:
+def decode(data: bytes) -> Message:
     """The message whose encoding this is; everything else is refused, as a fault of whoever sent it.
 
     `RemoteProtocolError`, in words that name the field and quote nothing of the message. Checked are form and bounds
@@ -380,8 +378,8 @@ def decode(data: bytes, *, limits: WireLimits = _DEFAULT) -> Message:
     """
     if type(data) is not bytes:
         raise LocalProtocolError("message: must be bytes")
-    if len(data) > limits.max_message_bytes:
-        raise RemoteProtocolError(f"message: larger than {limits.max_message_bytes} bytes")
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"message: larger than {MAX_MESSAGE_BYTES} bytes")
     if data[: len(MAGIC)] != MAGIC or len(data) < HEADER_BYTES:
         raise RemoteProtocolError("magic: this is not a niss message")
     version, tag = data[len(MAGIC) : HEADER_BYTES]
@@ -393,7 +391,7 @@ def decode(data: bytes, *, limits: WireLimits = _DEFAULT) -> Message:
         )
     if tag not in MESSAGES:
         raise RemoteProtocolError(f"type: wire version {VERSION} has no message of type {tag}")
-    reader = Reader(data, limits, HEADER_BYTES)
+    reader = Reader(data, HEADER_BYTES)
     name = MESSAGES[tag].__name__
     try:
         message = record_of(MESSAGES[tag]).read(reader)
@@ -415,19 +413,19 @@ def signed_part(message: Message) -> bytes:
 def signed_parts(message: Message) -> list[bytes]:
     """The same piece by piece, a long vector as it lies in the message."""
     bare = replace(message, signature=b"") if type(message) in TAGS else message
-    return [SIGNING_DOMAIN, *_written(bare, _DEFAULT)]
+    return [SIGNING_DOMAIN, *_written(bare)]
 
 
-def _written(message: Message, limits: WireLimits) -> list[bytes]:
+def _written(message: Message) -> list[bytes]:
     """Header and fields, one after another."""
     if type(message) not in TAGS:
         raise LocalProtocolError("message: must be one of the messages of the protocol")
-    writer = Writer(limits)
+    writer = Writer()
     writer.raw(MAGIC + bytes([VERSION, TAGS[type(message)]]))
     try:
         record_of(type(message)).write(writer, message)
     except Fault as fault:
         raise LocalProtocolError(f"{type(message).__name__}{writer}: {fault}") from None
-    if sum(map(len, writer.parts)) > limits.max_message_bytes:
-        raise LocalProtocolError(f"message: larger than {limits.max_message_bytes} bytes")
+    if sum(map(len, writer.parts)) > MAX_MESSAGE_BYTES:
+        raise LocalProtocolError(f"message: larger than {MAX_MESSAGE_BYTES} bytes")
     return writer.parts

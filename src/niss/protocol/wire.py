@@ -13,7 +13,7 @@ decodes to:
     sequence            after the number of its items, a varint
     record              its fields, one after another
 
-A length is checked against `WireLimits` and against the bytes that are left before memory is taken for it: `decode`
+A length is checked against its bound and against the bytes that are left before memory is taken for it: `decode`
 takes about as much memory as a vector it is given, and some 35 times as much as a message that is all tiny items
 (Python's objects are larger than one-byte pieces). What is refused is a `Fault`, named by the `path` to its field and
 never quoted.
@@ -28,33 +28,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from niss.errors import ConfigError
-
 UINT64 = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class WireLimits:
-    """The most that a message may hold; checked before memory is taken for it.
-
-    max_participants    seats of a round, survivors, members of a committee
-    max_coordinates     length of an update; a vector takes up to 8 bytes for each
-    max_message_bytes   a whole message: by default a vector of 2^28 coordinates and 8 MiB
-    max_prekeys         fresh prekeys in an upload
-    max_reason_bytes    the text of a refusal
-    """
-
-    max_participants: int = 10_000
-    max_coordinates: int = 1 << 28
-    max_message_bytes: int = (1 << 31) + (1 << 23)
-    max_prekeys: int = 256
-    max_reason_bytes: int = 500
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or not 0 < value <= UINT64:
-                raise ConfigError("must be a whole number above zero", field=field.name)
+# The most that a message may hold; checked before memory is taken for it.
+MAX_PARTICIPANTS = 10_000
+"""Seats of a round, survivors, members of a committee."""
+MAX_COORDINATES = 1 << 28
+"""Length of an update; a vector takes up to 8 bytes for each."""
+MAX_MESSAGE_BYTES = (1 << 31) + (1 << 23)
+"""A whole message: the longest vector, and 8 MiB."""
+MAX_PREKEYS = 256
+"""Fresh prekeys in an upload."""
+MAX_REASON_BYTES = 500
+"""The text of a refusal."""
 
 
 def length_prefixed(*fields: bytes) -> bytes:
@@ -75,14 +62,6 @@ def is_uint64(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= UINT64
 
 
-# The largest value, length or count of a field under given limits, or under any.
-Bound = Callable[[WireLimits], int]
-
-
-def _bound(high: Bound | int) -> Bound:
-    return high if callable(high) else lambda _: high
-
-
 class Fault(Exception):
     """A value that may not be on the wire: our own fault when writing, that of whoever sent it when reading."""
 
@@ -90,8 +69,7 @@ class Fault(Exception):
 class _Place:
     """Where a reader or writer is: the fields and items, from the outside in, that lead to the value at hand."""
 
-    def __init__(self, limits: WireLimits) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
         self.path: list[str | int] = []
 
     def __str__(self) -> str:
@@ -101,8 +79,8 @@ class _Place:
 class Writer(_Place):
     """Collects the bytes of a message: `parts`."""
 
-    def __init__(self, limits: WireLimits) -> None:
-        super().__init__(limits)
+    def __init__(self) -> None:
+        super().__init__()
         self.parts = list[bytes]()
 
     def raw(self, data: bytes) -> None:
@@ -125,8 +103,8 @@ class Reader(_Place):
     A slice of the message is the only memory it takes; `at` is the place of the next byte.
     """
 
-    def __init__(self, data: bytes, limits: WireLimits, at: int = 0) -> None:
-        super().__init__(limits)
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        super().__init__()
         self.data, self.at = data, at
 
     @property
@@ -182,21 +160,21 @@ class Field(ABC):
 class Uint(Field):
     """A whole number from `low` up to a bound; a bool or a numpy number is not one."""
 
-    def __init__(self, high: Bound | int = UINT64, low: int = 0) -> None:
-        self.low, self.high = low, _bound(high)
+    def __init__(self, high: int = UINT64, low: int = 0) -> None:
+        self.low, self.high = low, high
 
-    def _checked(self, value: int, limits: WireLimits) -> int:
-        if not self.low <= value <= self.high(limits):
-            raise Fault(f"must lie between {self.low} and {self.high(limits)}")
+    def _checked(self, value: int) -> int:
+        if not self.low <= value <= self.high:
+            raise Fault(f"must lie between {self.low} and {self.high}")
         return value
 
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not int:
             raise Fault("must be a whole number (int)")
-        out.varint(self._checked(value, out.limits))
+        out.varint(self._checked(value))
 
     def read(self, source: Reader) -> int:
-        return self._checked(source.varint(), source.limits)
+        return self._checked(source.varint())
 
 
 class Real(Field):
@@ -257,11 +235,11 @@ class Blob(Field):
     With `step`, a whole number of pieces of that length: `Blob(64, step=64)` is a signature, or empty until it is made.
     """
 
-    def __init__(self, high: Bound | int, low: int = 0, step: int = 1) -> None:
-        self.low, self.high, self.step = low, _bound(high), step
+    def __init__(self, high: int, low: int = 0, step: int = 1) -> None:
+        self.low, self.high, self.step = low, high, step
 
-    def _checked(self, length: int, limits: WireLimits) -> int:
-        low, high, step = self.low, self.high(limits), self.step
+    def _checked(self, length: int) -> int:
+        low, high, step = self.low, self.high, self.step
         if high == step and length not in (low, high):
             raise Fault(f"must be {step} bytes, or empty")
         if not low <= length <= high:
@@ -273,11 +251,11 @@ class Blob(Field):
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not bytes:
             raise Fault("must be bytes")
-        out.varint(self._checked(len(value), out.limits))
+        out.varint(self._checked(len(value)))
         out.raw(value)
 
     def read(self, source: Reader) -> Any:
-        return source.raw(self._checked(source.varint(), source.limits))
+        return source.raw(self._checked(source.varint()))
 
 
 class Text(Blob):
@@ -322,7 +300,7 @@ class Optional(Field):
 class Items:
     """The most items of a tuple; with `rising` or `unique`, the key of an item that must grow, or may not recur."""
 
-    high: Bound
+    high: int
     rising: Callable[[Any], Any] | None = None
     unique: Callable[[Any], Any] | None = None
 
@@ -336,7 +314,7 @@ class Sequence(Field):
     def write(self, out: Writer, value: Any) -> None:
         if type(value) is not tuple:
             raise Fault("must be a tuple")
-        out.varint(self._count(len(value), out.limits))
+        out.varint(self._count(len(value)))
 
         def written(item: Any) -> Any:
             self.item.write(out, item)
@@ -345,14 +323,14 @@ class Sequence(Field):
         self._gather(map(written, value), out.path)
 
     def read(self, source: Reader) -> tuple[Any, ...]:
-        count = self._count(source.varint(), source.limits)
+        count = self._count(source.varint())
         if count * self.item.smallest > source.left:
             raise Fault("the message ends too early")
         return self._gather((self.item.read(source) for _ in range(count)), source.path)
 
-    def _count(self, count: int, limits: WireLimits) -> int:
-        if count > self.items.high(limits):
-            raise Fault(f"must hold at most {self.items.high(limits)} items")
+    def _count(self, count: int) -> int:
+        if count > self.items.high:
+            raise Fault(f"must hold at most {self.items.high} items")
         return count
 
     def _gather(self, items: Iterable[Any], path: list[str | int]) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Protocol
 
 from niss.errors import NissError, ProtocolError, RemoteProtocolError
 from niss.protocol import (
+    MAX_REASON_BYTES,
     Beacon,
     BeaconChain,
     Entropy,
@@ -36,7 +37,6 @@ from niss.protocol import (
     Participant,
     Prekey,
     Refusal,
-    WireLimits,
     participants_hash,
     signed_part,
     verify,
@@ -117,7 +117,7 @@ def in_words(error: Exception) -> str:
 
 def sign_refusal(identity: Identity, request: bytes, reason: str) -> Refusal:
     """A client declines the request with this digest, under its signature: no relay can decline in its name."""
-    short = reason.encode()[: WireLimits().max_reason_bytes].decode(errors="ignore")
+    short = reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
     unsigned = Refusal(request, short)
     return replace(unsigned, signature=identity.sign(_REFUSAL, signed_part(unsigned)))
 
