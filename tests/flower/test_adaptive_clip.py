@@ -16,7 +16,6 @@ from flower.grid import FIRST, NODES, PRIVATE, WITHOUT_NOISE, FakeGrid, play, st
 from flower.test_metrics import RANGES, reporting_app, uploads
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
-from niss.flower.given import strategy_options
 from niss.mechanism.clipping import RATE
 from niss.session.metrics import BELOW_CLIP, PART
 
@@ -114,10 +113,6 @@ def test_a_run_that_is_resumed_goes_on_with_its_clip(tmp_path: Path) -> None:
 
 
 class TestSettings:
-    def test_from_the_run_configuration(self) -> None:
-        found = strategy_options({"clip-quantile": 0.4, "first-clip": "0.2", "report": ""})
-        assert found == {"quantile": 0.4, "first_clip": 0.2}
-
     @pytest.mark.parametrize(
         ("options", "field"),
         [

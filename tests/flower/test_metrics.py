@@ -241,10 +241,3 @@ class TestAgreement:
         _, result = start(grid, rounds=1)
         assert result.train_metrics_clientapp[1]["accuracy"] < 1.1
         assert result.train_metrics_clientapp[1]["accuracy_noise_sd"] == 0.0
-
-
-def test_the_plain_app_of_the_other_tests_still_sends_no_metrics() -> None:
-    grid = FakeGrid(NODES, make_app())
-    strategy, _ = start(grid, rounds=1)
-    assert strategy.rounds[0].skipped
-    assert len(strategy.session.members.left_out) == NODES

@@ -65,6 +65,7 @@ def test_every_setting_arrives():
         **{"collusion": 0.2, "relation": "replace-one", "mode": "repair", "dropout": 0.1, "participants": 7},
         **{"tracker": "https://t", "tracker-ca": "ca", "server-key": "k", "coalition": "c"},
         **{"report": "r", "resume": "f", "stage-timeout": 5, "unrelated": "x"},
+        **{"clip-quantile": 0.4, "first-clip": "0.2"},
     }
     assert plan_of(settings) == Plan(
         epsilon=3.0,
@@ -87,6 +88,8 @@ def test_every_setting_arrives():
         "report": "r",
         "resume": "f",
         "stage_timeout": 5.0,
+        "quantile": 0.4,
+        "first_clip": 0.2,
     }
 
 

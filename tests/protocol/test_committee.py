@@ -12,7 +12,7 @@ from niss.protocol.agreement import Agreed, agree
 from niss.protocol.committee import MemberStatement
 from niss.protocol.messages import Partials
 from niss.protocol.points import cut
-from niss.protocol.shares import EdgeKeys, pair_secret
+from niss.protocol.shares import EdgeKeys
 from niss.redaction import SecretBytes
 from tests.support.protocol_round import Federation
 
@@ -182,13 +182,6 @@ def test_points_that_are_none_prove_nothing(point: bytes) -> None:
     )
 
 
-def test_the_same_question_has_the_same_answer() -> None:
-    federation, agreed = opened()
-    _, pieces = dealt(federation, agreed)
-    member = agreed.committee[0]
-    assert partials_of(federation, agreed, member, pieces) == partials_of(federation, agreed, member, pieces)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -203,12 +196,3 @@ def test_the_same_question_has_the_same_answer() -> None:
 def test_a_committee_without_a_majority_or_larger_than_the_round_is_refused(changes: dict[str, int]) -> None:
     with pytest.raises(RemoteProtocolError, match="committee"):
         opened(**changes)
-
-
-def test_pads_differ_from_what_prekeys_share() -> None:
-    federation, agreed = opened()
-    _, pieces = dealt(federation, agreed)
-    member = agreed.committee[0]
-    fresh = pieces[:32]
-    own = private(federation, agreed, member)
-    assert pair_secret(own, fresh) != pair_secret(own, agreed.participants[OWNER].prekey.public)

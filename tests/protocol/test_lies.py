@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from niss.errors import LocalProtocolError, RemoteProtocolError
 from niss.protocol import committee, keys
 from niss.protocol.agreement import Agreed, agree, pack, unpack
-from niss.protocol.messages import Partials, Reveal, RevealRequest, RoundOpen, Upload, encode
+from niss.protocol.messages import Partials, Reveal, RevealRequest, RoundOpen, Upload
 from niss.protocol.points import ZERO, cut
 from niss.protocol.server import Outcome
 from support.protocol_round import Federation, carried, quantised, resigned, signed_by
@@ -420,15 +420,6 @@ def test_a_client_reveals_no_more_than_agreed(caps: dict[str, int], match: str) 
     with pytest.raises(RemoteProtocolError, match=match):
         federation.clients[0].reveal(asked((0, 1, 2, 3, 4, 5)))
     assert federation.clients[0].reveal(asked((0, 1, 2, 3, 4, 5, 6))).seat == 0
-
-
-@pytest.mark.parametrize(("members", "threshold"), [(7, 4), (7, 6), (5, 3)])
-def test_what_the_pieces_cost(members: int, threshold: int) -> None:
-    """A fresh key, the secret's point, a point a member, a piece where it does not follow, a seal a neighbour."""
-    upload = settle(committee=members, threshold=threshold, absent=()).uploads[0]
-    bare = replace(upload, pieces=b"", commitment=b"")
-    extra = 32 + 32 * (2 * members - threshold + 3) + 16 * (SIZE - 1)
-    assert len(encode(upload)) - len(encode(bare)) == extra + 1
 
 
 def test_problems_show_no_secret_and_are_few() -> None:

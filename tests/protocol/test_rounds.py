@@ -303,10 +303,6 @@ def test_the_sum_of_all_rounds_is_exact_whoever_drops_out(committed: Schedule, a
         assert noisy or number == last
 
 
-def test_members_may_be_restarted_before_every_answer() -> None:
-    np.testing.assert_array_equal(left(played({1: (0,), 2: (4,)}, restarts=True)), 0)
-
-
 def test_a_round_without_a_verdict_leaves_its_noise_and_says_so() -> None:
     """Too few members answer in round 1: nothing that is carried to it or from it can be repaired."""
     federation = CarriedFederation(repairing())
@@ -321,15 +317,6 @@ def test_a_round_without_a_verdict_leaves_its_noise_and_says_so() -> None:
     assert second.repaired == (0.0, 0.0)
     for number in (3, 4):
         assert federation.play_round(number).exact
-
-
-def test_more_than_were_charged_for_are_not_repaired() -> None:
-    federation = CarriedFederation(repairing())
-    federation.play_round(0)
-    federation.upload_round(1, (0, 2))
-    for seat, request in federation.server.request_reveals().items():
-        with pytest.raises(RemoteProtocolError, match="at most 1 can be repaired"):
-            federation.seats[federation.cohort(1)[seat]].client.reveal(carried(request))
 
 
 def test_server_and_all_clients_may_be_restarted_between_any_two_rounds() -> None:

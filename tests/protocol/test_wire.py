@@ -195,15 +195,6 @@ def test_an_upload_costs_hardly_more_than_its_floats() -> None:
     assert size == vector + prekeys + pieces + signature + rest
 
 
-def test_small_messages_are_small() -> None:
-    sizes = {name: len(encode(message)) for name, message in examples().items()}
-    assert sizes["RevealRequest"] == 6 + 32 + (1 + 6) + (2 + 256) + 65 + 1
-    assert sizes["Reveal"] == 6 + 32 + 1 + 1 + (1 + 1 + 96 + 48) + (2 + 1 + 32 + 48) + 65 + 1
-    opened = examples()["RoundOpen"]
-    fewer = len(encode(replace(opened, participants=opened.participants[:-1])))
-    assert sizes["RoundOpen"] - fewer == 32 + (1 + 32 + 65)
-
-
 # What is too much, or malformed; and memory on a liar's word.
 
 

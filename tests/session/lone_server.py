@@ -82,9 +82,9 @@ class LoneServer:
         answer = self.node.answer(Request(stage, body, 0, self.proposal.run, summed=10**9), size)
         return answer.upload(np.full(COORDINATES, 0.01)) if isinstance(answer, Training) else answer
 
-    def enrol(self) -> str | None:
-        """Have the victim join; why it does not, or None."""
-        reply = self.send(Stage.ENROL, self.proposal.signed(self.identity))
+    def enrol(self, signed: bytes | None = None) -> str | None:
+        """Have the victim join on this proposal, or on an honest one; why it does not, or None."""
+        reply = self.send(Stage.ENROL, self.proposal.signed(self.identity) if signed is None else signed)
         if (why := refused(reply)) is not None:
             return why
         enrolment = Enrolment.from_bytes(reply.body)

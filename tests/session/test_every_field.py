@@ -19,11 +19,10 @@ from niss.errors import NissError
 from niss.mechanism import gdp_mu
 from niss.protocol.agreement import agree
 from niss.protocol.keys import SIGNATURE_BYTES
-from niss.protocol.messages import Participant, Terms, encode
-from niss.session.ports import Stage
-from niss.session.proposal import _ALWAYS, Enrolment, Proposal, read_proposal
+from niss.protocol.messages import Terms, encode
+from niss.session.proposal import _ALWAYS, Proposal, read_proposal
 from session.lone_server import COORDINATES, LoneServer
-from session.scene import refused, signed_proposal
+from session.scene import signed_proposal
 from support.what_left import COLLUDERS, SIZE, spoilt, true_mu
 
 PLAN = Plan(
@@ -78,15 +77,7 @@ class Hostile(LoneServer):
             self.proposal = read_proposal(signed)
         except NissError:
             self.proposal = replace(self.proposal, run=bytes.fromhex(self.honest["run"]))
-        return self.enrol_with(signed)
-
-    def enrol_with(self, signed: bytes) -> str | None:
-        reply = self.send(Stage.ENROL, signed)
-        if (why := refused(reply)) is not None:
-            return why
-        enrolment = Enrolment.from_bytes(reply.body)
-        self.victim = [Participant(enrolment.identity, key) for key in enrolment.prekeys]
-        return None
+        return self.enrol(signed)
 
 
 def check(server: Hostile, terms: Terms, about: object) -> bool:

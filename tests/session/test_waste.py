@@ -13,7 +13,7 @@ from niss.accounting import Charge
 from niss.errors import RemoteProtocolError
 from niss.protocol import Refusal, decode
 from niss.session import InProcess
-from niss.session.limits import Budget, Limits, Spent
+from niss.session.limits import Budget, Spent
 from niss.session.node import Node
 from niss.session.ports import Reply, Request, Stage
 from niss.session.proposal import Enrolment
@@ -179,11 +179,6 @@ def test_an_enrolment_that_says_nonsense_is_refused(rounds: object) -> None:
     another = Enrolment.from_bytes(body.replace(b'"rounds": 3', b'"rounds": 2'))
     with pytest.raises(RemoteProtocolError, match="signature"):
         another.check(scene.session.proposal)
-
-
-def test_a_default_is_no_pin() -> None:
-    assert Limits().pinned == ()
-    assert Limits().of_node({"niss-wasted-rounds": 5}).wasted_rounds == 5
 
 
 @pytest.mark.parametrize(("epsilon", "said"), [(0.01, "next to nothing is learned"), (20.0, "")])

@@ -132,9 +132,6 @@ class Coalition:
     def __contains__(self, public: object) -> bool:
         return public in self.members.values()
 
-    def __len__(self) -> int:
-        return len(self.members)
-
 
 def load_coalition(path: Path) -> Coalition:
     """The coalition in a file.
