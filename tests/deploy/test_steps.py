@@ -10,8 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from deploy.dockerfile import lineage, stages
 from niss.local import Processes, Started
 from niss.local.deployment import free_port, make_certificates, make_node_key
 from niss.protocol import Identity, create_keyfile
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -95,13 +94,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ][:-1]
     made["server"] = made["node"]
     return made
-
-
-def wait_until(happens: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, what
-        time.sleep(0.5)
 
 
 class Parts:
@@ -205,7 +197,7 @@ def test_the_steps_of_the_images_and_a_round_of_what_they_start(images, tmp_path
         tracker = parts.start("tracker")
         parts.start("server")
         for name in ("tracker", "server"):
-            wait_until(lambda name=name: parts.healthy(name), f"{name} is not healthy")
+            wait_until(lambda name=name: parts.healthy(name), seconds=600.0, what=f"{name} is not healthy")
         ready = next(line for line in read(tmp_path, "tracker") if line.startswith('{"url"'))
         for name in ("node-0", "node-1"):
             (parts.folder / name / "holder.pub").write_text(json.loads(ready)["holder"] + "\n")
@@ -213,7 +205,7 @@ def test_the_steps_of_the_images_and_a_round_of_what_they_start(images, tmp_path
             assert '"success": true' in parts.flwr("supernode", "register", key, "fed")
             parts.start(name)
         for name in ("node-0", "node-1"):
-            wait_until(lambda name=name: parts.healthy(name), f"{name} is not healthy")
+            wait_until(lambda name=name: parts.healthy(name), seconds=600.0, what=f"{name} is not healthy")
         answer = parts.flwr("run", str(APP), "fed", "--run-config", run_config(parts))
         run_id = str(json.loads(answer)["run-id"])
 
@@ -221,13 +213,17 @@ def test_the_steps_of_the_images_and_a_round_of_what_they_start(images, tmp_path
             (one,) = json.loads(parts.flwr("ls", "fed", "--run-id", run_id))["runs"]
             return str(one["status"])
 
-        wait_until(lambda: status().startswith("finished"), "the run does not end")
+        wait_until(lambda: status().startswith("finished"), seconds=600.0, what="the run does not end")
         said = "\n".join(line for name in parts.ports for line in read(tmp_path, name)[-40:])
         assert status() == "finished:completed", said
         report = json.loads((parts.folder / "server" / "report.json").read_text())
         assert [one["survivors"] for one in report["rounds"]] == [2]
         tracker.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: any("lists read again" in line for line in read(tmp_path, "tracker")), "no reload")
+        wait_until(
+            lambda: any("lists read again" in line for line in read(tmp_path, "tracker")),
+            seconds=600.0,
+            what="no reload",
+        )
         assert parts.healthy("tracker")
         tracker.process.terminate()
         assert tracker.process.wait(60) == 0, "it ends in good order, as a container is stopped"

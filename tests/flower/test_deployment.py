@@ -20,6 +20,7 @@ from niss.local import marked
 from niss.local.deployment import Deployment, Settings, make_node_key
 from niss.mechanism import gdp_epsilon, gdp_mu
 from niss.protocol import load_identity
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -37,13 +38,6 @@ def step(partition: int, server_round: int) -> np.ndarray:
     finally:
         sys.path.remove(str(FAULTY))
     return step_of(partition, server_round)
-
-
-def wait_until(happens: Any, seconds: float = 240.0, step: float = 0.5) -> None:
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(step)
 
 
 def finished(federation: Deployment, run: str) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from flower.test_deployment import (
     finished,
     nothing_is_left,
     step,
-    wait_until,
 )
 from niss.accounting import LedgerFile
 from niss.local.deployment import Deployment, Settings
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 ROUNDS = 4

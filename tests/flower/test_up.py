@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -20,6 +19,7 @@ from niss.cli import app, up
 from niss.errors import ConfigError, NissError, PausedError
 from niss.local import OWNER, Processes, marked
 from niss.local.deployment import Deployment, Settings, make_certificates, make_node_key
+from support.waiting import wait_until
 
 REPORT = {
     "paused": "",
@@ -232,13 +232,6 @@ def test_a_killed_owner_leaves_neither_processes_nor_its_folder(tmp_path):
         started.communicate()
     wait_until(lambda: not marked(mark, OWNER))
     wait_until(lambda: not scratch.exists())
-
-
-def wait_until(happens, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def test_the_certificate_is_one_that_the_authority_signed_for_this_machine(tmp_path):
