@@ -8,7 +8,7 @@ import pytest
 from niss.accounting import Plan
 from niss.attacks import lying
 from niss.attacks.federation import FailingSilo, weights_of
-from niss.protocol import encode
+from niss.protocol.messages import encode
 from niss.randomness import SimStream
 
 CLIP, SILOS = 0.5, 5

@@ -17,7 +17,8 @@ import pytest
 from deploy.dockerfile import lineage, stages
 from niss.local import Processes, Started
 from niss.local.deployment import free_port, make_certificates, make_node_key
-from niss.protocol import Identity, create_keyfile
+from niss.protocol.keyfile import create_keyfile
+from niss.protocol.keys import Identity
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

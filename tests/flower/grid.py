@@ -21,7 +21,9 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from niss.accounting import LedgerFile, Plan
 from niss.errors import ProtocolError
 from niss.flower import NissStrategy, niss_mod
-from niss.protocol import Identity, Upload, create_keyfile, decode, load_identity
+from niss.protocol.keyfile import create_keyfile, load_identity
+from niss.protocol.keys import Identity
+from niss.protocol.messages import Upload, decode
 
 SHAPES = {"dense": (3, 4), "bias": (4,)}
 FIRST = 2**63 + 11

@@ -32,7 +32,7 @@ from flower.test_silos import app_of
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy, niss_mod
 from niss.flower.mod import _LateError, _within
-from niss.protocol import Upload
+from niss.protocol.messages import Upload
 from niss.records import LogisticRegression, Records, clipped_rows, clipped_sum
 from niss.session.limits import Limits
 

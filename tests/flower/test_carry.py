@@ -26,7 +26,7 @@ from niss.accounting import Plan
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.flower import NissMod, NissStrategy
 from niss.flower.state import ServerFolder
-from niss.protocol import decode
+from niss.protocol.messages import decode
 from niss.session.metrics import NOISE
 from session.scene import stays
 

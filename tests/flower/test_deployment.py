@@ -19,7 +19,7 @@ from niss.accounting import LedgerFile
 from niss.local import marked
 from niss.local.deployment import Deployment, Settings, make_node_key
 from niss.mechanism import gdp_epsilon, gdp_mu
-from niss.protocol import load_identity
+from niss.protocol.keyfile import load_identity
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

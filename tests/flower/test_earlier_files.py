@@ -17,7 +17,7 @@ from niss.accounting.ledger_file import seal
 from niss.errors import ConfigError, LocalProtocolError, NissError, PrivacyError, RunFolderError
 from niss.flower.mod import ContextStore
 from niss.flower.state import ServerFolder
-from niss.protocol import load_identity
+from niss.protocol.keyfile import load_identity
 from niss.session.store import FolderStore
 from niss.tracker.databases import SqliteStore
 

@@ -12,7 +12,7 @@ from flwr.app import Message
 
 from flower.grid import ODD, PLAN, FakeGrid, start, survivors, with_body
 from flower.test_trust import write_coalition
-from niss.protocol import Reveal, decode, encode, signed_part
+from niss.protocol.messages import Reveal, decode, encode, signed_part
 from niss.session.members import SPOILED
 from niss.session.proposal import Enrolment, read_proposal
 from niss.session.server import LIED

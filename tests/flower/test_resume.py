@@ -30,7 +30,8 @@ from niss.accounting import LedgerFile
 from niss.errors import ConfigError, PrivacyError, ProtocolError, RunFolderError
 from niss.flower import NissStrategy, niss_mod
 from niss.flower.state import ServerFolder
-from niss.protocol import Identity, create_keyfile
+from niss.protocol.keyfile import create_keyfile
+from niss.protocol.keys import Identity
 
 ROUNDS, NODES = 3, 5
 # A save when the run begins and one with the first evaluation; three a round.

@@ -20,7 +20,7 @@ from niss.accounting import Plan
 from niss.errors import ConfigError
 from niss.flower import NissMod, NissStrategy
 from niss.mechanism import Slots
-from niss.protocol import Upload
+from niss.protocol.messages import Upload
 from niss.records import LogisticRegression, Records
 
 SILOS, EACH, FEATURES, ROUNDS = 5, 60, 4, 4

@@ -10,7 +10,9 @@ from pathlib import Path
 from flwr.app import Message
 
 from flower.grid import NODES, ODD, FakeGrid, start, survivors, with_body
-from niss.protocol import Identity, create_keyfile, decode, encode, load_identity
+from niss.protocol.keyfile import create_keyfile, load_identity
+from niss.protocol.keys import Identity
+from niss.protocol.messages import decode, encode
 
 
 def write_coalition(path: Path, grid: FakeGrid) -> str:

@@ -31,7 +31,8 @@ else:
 from fuzz.driver import Feed, Target
 from niss.accounting import Plan
 from niss.flower.transport import alike, mean_metrics, sort_replies, to_content
-from niss.protocol import Identity, PrekeyStore, encode
+from niss.protocol.keys import Identity, PrekeyStore
+from niss.protocol.messages import encode
 from niss.session.ports import Relay, Reply, sign_refusal
 from niss.session.proposal import Enrolment, Setup
 from niss.session.server import Session

@@ -29,7 +29,8 @@ from niss.flower.given import carrying, for_nodes, for_rounds
 from niss.flower.mod import NissMod
 from niss.flower.transport import read_reply, to_record
 from niss.mechanism import gdp_mu
-from niss.protocol import Identity, Refusal, decode
+from niss.protocol.keys import Identity
+from niss.protocol.messages import Refusal, decode
 from niss.session.limits import FIRST_USE, Limits
 from niss.session.ports import Request, Stage
 from niss.session.proposal import ENROLMENT_TAG, Proposal, read_proposal

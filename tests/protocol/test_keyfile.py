@@ -6,6 +6,8 @@ import base64
 import hashlib
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -301,3 +303,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="UTF-8"):
         load_coalition(path)
+
+
+def test_reading_a_key_file_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, niss.protocol.keyfile; print({'numpy', 'torch', 'flwr', 'asyncio'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from niss.accounting import Plan, make_terms
-from niss.protocol import Entropy
 from niss.protocol.agreement import Agreed, agree, participants_hash, terms_hash
-from niss.protocol.keys import LINKS_PER_ROUND, Identity, PrekeyStore, _link_after, _signed_link, link_of
+from niss.protocol.keys import (
+    LINKS_PER_ROUND,
+    Entropy,
+    Identity,
+    PrekeyStore,
+    _link_after,
+    _signed_link,
+    link_of,
+)
 from niss.protocol.messages import (
     Beacon,
     Participant,

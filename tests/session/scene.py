@@ -14,7 +14,9 @@ import numpy as np
 
 from niss.accounting import Plan
 from niss.accounting.assumed import fewest_participants
-from niss.protocol import Identity, Refusal, RoundOpen, decode, rounds_answered
+from niss.protocol.client import rounds_answered
+from niss.protocol.keys import Identity
+from niss.protocol.messages import Refusal, RoundOpen, decode
 from niss.runs import RoundRecord
 from niss.session import Parties
 from niss.session.books import RunState

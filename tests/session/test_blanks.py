@@ -15,8 +15,8 @@ from niss.errors import RemoteProtocolError
 from niss.mechanism import l2_norm
 from niss.mechanism.blocks import Blocks
 from niss.mechanism.clipping import AdaptiveClip
-from niss.protocol import Upload, decode
 from niss.protocol.keys import SIGNATURE_BYTES
+from niss.protocol.messages import Upload, decode
 from niss.session.limits import Limits
 from niss.session.metrics import BELOW_CLIP, BLANK, NoisyMetrics
 from niss.session.ports import Reply, Request, Stage

@@ -17,8 +17,8 @@ from niss.mechanism import l2_norm
 from niss.mechanism.blocks import Blocks
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import round_randomly
-from niss.protocol import Terms
 from niss.protocol.keys import SIGNATURE_BYTES
+from niss.protocol.messages import Terms
 from niss.randomness import SecretStream
 from niss.session.books import Books, RunState
 from niss.session.metrics import WEIGHT, NoisyMetrics, adaptive_clip, with_own

@@ -11,7 +11,7 @@ import pytest
 
 from niss.accounting import Plan
 from niss.mechanism import Slots
-from niss.protocol import Identity
+from niss.protocol.keys import Identity
 from niss.randomness import SecretStream
 from niss.records import LogisticRegression, Records, clipped_rows, draw_batch, reference_sum
 from niss.session import node as node_module

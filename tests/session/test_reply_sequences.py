@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from niss.protocol import Reveal, Upload, decode, encode, keys, repair, signed_part
+from niss.protocol import keys, repair
 from niss.protocol.committee import coefficients
+from niss.protocol.messages import Reveal, Upload, decode, encode, signed_part
 from niss.protocol.points import ZERO, cut
 from niss.session.ports import Reply, Request, Stage, sign_refusal
 from niss.session.server import drive

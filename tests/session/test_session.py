@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, RemoteProtocolError
-from niss.protocol import decode, rounds_answered
+from niss.protocol.client import rounds_answered
+from niss.protocol.messages import decode
 from niss.session.ports import Stage
 from niss.session.store import ClientState
 from session.scene import COORDINATES, MOVED, Killed, Scene, stays, update_of

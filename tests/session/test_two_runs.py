@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from niss.errors import PrivacyError
-from niss.protocol import (
+from niss.protocol.agreement import commitment_of
+from niss.protocol.keys import _signed_link
+from niss.protocol.messages import (
     Participant,
     Prekey,
     Refusal,
@@ -23,8 +25,6 @@ from niss.protocol import (
     encode,
     signed_part,
 )
-from niss.protocol.agreement import commitment_of
-from niss.protocol.keys import _signed_link
 from niss.session import HERE
 from niss.session.limits import Budget
 from niss.session.ports import Relay, Reply, Request, Stage

@@ -11,7 +11,7 @@ import pytest
 
 from niss.accounting import Charge
 from niss.errors import RemoteProtocolError
-from niss.protocol import Refusal, decode
+from niss.protocol.messages import Refusal, decode
 from niss.session import InProcess
 from niss.session.limits import Budget, Spent
 from niss.session.node import Node

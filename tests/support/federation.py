@@ -15,7 +15,7 @@ from torch import nn
 import niss
 from niss.accounting.assumed import fewest_participants
 from niss.files import CHECKPOINT, LEDGER, METRICS, MODEL, PRIVACY, RESULT
-from niss.protocol import Entropy
+from niss.protocol.keys import Entropy
 from niss.randomness import SimStream
 from niss.session.proposal import Setup
 from niss.simulation import Config, make_config

@@ -24,9 +24,12 @@ from niss.attacks.estimates import FloatArray, best_weights, laplacian
 from niss.attacks.experiment import VICTIM
 from niss.errors import RemoteProtocolError
 from niss.mechanism.grid import centred
-from niss.protocol import Identity, Refusal, RoundOpen, Server, Upload, committee, decode, encode
+from niss.protocol import committee
 from niss.protocol.agreement import Agreed, unpack
+from niss.protocol.keys import Identity
+from niss.protocol.messages import Refusal, RoundOpen, Upload, decode, encode
 from niss.protocol.points import cut
+from niss.protocol.server import Server
 from niss.protocol.shares import derive_seed
 from niss.randomness import SecretStream, SimStream
 from niss.records import Records

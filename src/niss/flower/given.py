@@ -33,7 +33,7 @@ from niss.claims import digits
 from niss.errors import ConfigError, PrivacyError, ProtocolError
 from niss.flower.transport import fewest_nodes, what_to_do
 from niss.methods import METHODS
-from niss.protocol import LINKS_PER_ROUND
+from niss.protocol.keys import LINKS_PER_ROUND
 from niss.session.metrics import NoisyMetrics
 from niss.session.proposal import MOST_ROUNDS
 from niss.session.server import Session

@@ -46,7 +46,7 @@ from niss.files import locked_folder
 from niss.flower.transport import OURS, RECORD, Model, records_of, take_request, to_content
 from niss.mechanism import Slots
 from niss.mechanism.blocks import Blocks
-from niss.protocol import Identity
+from niss.protocol.keys import Identity
 from niss.records import Records
 from niss.redaction import printable
 from niss.session.limits import Budget, Limits

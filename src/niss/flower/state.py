@@ -34,7 +34,8 @@ from numpy.typing import NDArray
 
 from niss.errors import ConfigError, PausedError, RunFolderError
 from niss.files import SHARED, lock_file, read_private, write_atomically
-from niss.protocol import Identity, load_identity
+from niss.protocol.keyfile import load_identity
+from niss.protocol.keys import Identity
 from niss.redaction import SecretBytes
 from niss.session.books import RunState
 from niss.session.proposal import IN_HEX

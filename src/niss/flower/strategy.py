@@ -69,7 +69,7 @@ from niss.flower.wrapped import (
     warn_of_strategy,
     weight_of,
 )
-from niss.protocol import load_coalition
+from niss.protocol.keyfile import load_coalition
 from niss.runs import RoundRecord
 from niss.session.books import RunState
 from niss.session.metrics import PART, NoisyMetrics, adaptive_clip, with_own

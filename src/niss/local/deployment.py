@@ -43,7 +43,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from niss.errors import ConfigError, NissError
 from niss.files import SHARED, find_json, write_json, write_new
 from niss.local import Processes, Started
-from niss.protocol import Identity, create_keyfile, load_identity
+from niss.protocol.keyfile import create_keyfile, load_identity
+from niss.protocol.keys import Identity
 
 NAME = "niss-up"
 """How Flower's configuration calls the SuperLink of the federation."""

@@ -38,7 +38,7 @@ _VARIANCES = ("unit", "residual", "carried", "self_mask")
 class Noise:
     """The noise of rounds of one size, variances in units of Delta^2, the squared sensitivity of one upload.
 
-    In what is agreed on (`niss.protocol.Schedule`) they are those of an entry of an upload: `scaled` by Delta^2.
+    In what is agreed on (`niss.protocol.schedule`) they are those of an entry of an upload: `scaled` by Delta^2.
 
     participants          of a round, m
     neighbours            unit shares that each client sends within the round, each of the variance `unit`

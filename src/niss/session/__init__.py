@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niss.mechanism.blocks import Blocks
-from niss.protocol import Entropy, Identity, Prekey
+from niss.protocol.keys import Entropy, Identity
+from niss.protocol.messages import Prekey
 from niss.records import Records
 from niss.session.limits import Limits
 from niss.session.node import Node, Rows, Training

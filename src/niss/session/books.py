@@ -30,7 +30,8 @@ from niss.claims import digits
 from niss.mechanism import Slots
 from niss.mechanism.clipping import in_words
 from niss.mechanism.noise import colluders_among
-from niss.protocol import Agreed, Outcome, participants_hash, terms_hash
+from niss.protocol.agreement import Agreed, participants_hash, terms_hash
+from niss.protocol.server import Outcome
 from niss.runs import RoundRecord, SumNoise
 from niss.session.members import Members, Turns
 from niss.session.metrics import BELOW_CLIP, BLANK, NOISE, OWN_BITS, WEIGHT

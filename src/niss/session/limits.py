@@ -29,8 +29,10 @@ from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
 from niss.mechanism import Slots, gdp_mu
 from niss.mechanism.noise import colluders_among
 from niss.methods import RELATIONS
-from niss.protocol import LINKS_PER_ROUND, Policy, Schedule, load_coalition
+from niss.protocol.keyfile import load_coalition
+from niss.protocol.keys import LINKS_PER_ROUND
 from niss.protocol.messages import VERSION as WIRE_VERSION
+from niss.protocol.schedule import Policy, Schedule
 from niss.session.proposal import MOST_ROUNDS, Key, Proposal
 from niss.settings import Count, NotNegative, Positive, Share, Whole, settings
 from niss.version import which_to_upgrade

@@ -36,7 +36,10 @@ from dataclasses import dataclass, field
 from niss.accounting import CommittedAccount, Promise, propose_carried_round
 from niss.errors import ConfigError, ProtocolError, RemoteProtocolError
 from niss.mechanism.noise import colluders_among
-from niss.protocol import RevealRequest, RoundOpen, Server, decode, encode, fingerprint, previous_of
+from niss.protocol.agreement import previous_of
+from niss.protocol.keys import fingerprint
+from niss.protocol.messages import RevealRequest, RoundOpen, decode, encode
+from niss.protocol.server import Server
 from niss.redaction import printable
 from niss.session.ports import Coordinator, Participants, SeatsRefused
 from niss.session.proposal import Proposal

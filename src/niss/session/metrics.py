@@ -46,7 +46,9 @@ from niss.mechanism.blocks import Blocks
 from niss.mechanism.clipping import AdaptiveClip, clipped, was_short
 from niss.mechanism.grid import Grid
 from niss.mechanism.rounding import beside
-from niss.protocol import Agreed, Outcome, Terms
+from niss.protocol.agreement import Agreed
+from niss.protocol.messages import Terms
+from niss.protocol.server import Outcome
 
 PART = 0.2
 """Leaves 98 % of the clip to the update."""

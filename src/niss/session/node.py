@@ -40,17 +40,9 @@ from niss.errors import (
     RemoteProtocolError,
 )
 from niss.mechanism.blocks import Blocks
-from niss.protocol import (
-    Client,
-    Entropy,
-    RevealRequest,
-    RoundOpen,
-    Terms,
-    decode,
-    encode,
-    move_prekey,
-    rounds_answered,
-)
+from niss.protocol.client import Client, move_prekey, rounds_answered
+from niss.protocol.keys import Entropy
+from niss.protocol.messages import RevealRequest, RoundOpen, Terms, decode, encode
 from niss.randomness import SecretStream
 from niss.records import Records, clipped_rows, draw_batch
 from niss.redaction import SecretBytes, printable

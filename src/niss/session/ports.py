@@ -28,19 +28,10 @@ from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 from niss.errors import NissError, ProtocolError, RemoteProtocolError
-from niss.protocol import (
-    MAX_REASON_BYTES,
-    Beacon,
-    BeaconChain,
-    Entropy,
-    Identity,
-    Participant,
-    Prekey,
-    Refusal,
-    participants_hash,
-    signed_part,
-    verify,
-)
+from niss.protocol.agreement import participants_hash
+from niss.protocol.keys import BeaconChain, Entropy, Identity, verify
+from niss.protocol.messages import Beacon, Participant, Prekey, Refusal, signed_part
+from niss.protocol.wire import MAX_REASON_BYTES
 from niss.redaction import SecretBytes, printable
 from niss.session.proposal import IN_HEX, Proposal
 from niss.settings import check_json, to_values

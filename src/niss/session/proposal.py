@@ -28,27 +28,21 @@ from niss.checks import BOOKS
 from niss.errors import ConfigError, NissError, PrivacyError, RemoteProtocolError
 from niss.mechanism import Slots
 from niss.mechanism.clipping import AdaptiveClip
-from niss.protocol import (
+from niss.protocol.agreement import agree
+from niss.protocol.keyfile import Coalition
+from niss.protocol.keys import (
     PUBLIC_BYTES,
     SIGNATURE_BYTES,
-    Beacon,
-    Coalition,
     Identity,
-    Participant,
-    Prekey,
-    RoundOpen,
-    Schedule,
-    Terms,
-    agree,
     check_prekey,
     decode_prekey,
     encode_prekey,
-    length_prefixed,
     verify,
 )
 from niss.protocol.messages import VERSION as WIRE_VERSION
-from niss.protocol.messages import RoundCohorts
-from niss.protocol.wire import uint64
+from niss.protocol.messages import Beacon, Participant, Prekey, RoundCohorts, RoundOpen, Terms
+from niss.protocol.schedule import Schedule
+from niss.protocol.wire import length_prefixed, uint64
 from niss.session.metrics import NO_METRICS, NoisyMetrics
 from niss.settings import check_json, to_values
 from niss.version import which_to_upgrade

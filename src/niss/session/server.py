@@ -34,19 +34,10 @@ from numpy.typing import NDArray
 
 from niss.accounting import DrawnAccount, Promise, propose_round
 from niss.errors import ConfigError, NissError, PrivacyError, ProtocolError, RemoteProtocolError
-from niss.protocol import (
-    Entropy,
-    Identity,
-    Message,
-    Refusal,
-    Reveal,
-    RoundOpen,
-    Server,
-    Upload,
-    agree,
-    decode,
-    encode,
-)
+from niss.protocol.agreement import agree
+from niss.protocol.keys import Entropy, Identity
+from niss.protocol.messages import Message, Refusal, Reveal, RoundOpen, Upload, decode, encode
+from niss.protocol.server import Server
 from niss.redaction import printable
 from niss.runs import RoundRecord
 from niss.session.books import Books, RunState, SessionRound

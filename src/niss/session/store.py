@@ -37,7 +37,8 @@ from niss.accounting import Charge, ChargeableLedger, Ledger, LedgerFile, Ledger
 from niss.errors import ConfigError, LocalProtocolError, PrivacyError
 from niss.files import LEDGER, LIMITS, PRIVATE, read_private, write_atomically
 from niss.mechanism import Slots
-from niss.protocol import Entropy, Identity, create_keyfile, load_identity
+from niss.protocol.keyfile import create_keyfile, load_identity
+from niss.protocol.keys import Entropy, Identity
 from niss.redaction import SecretBytes
 from niss.session.limits import Budget, Spent
 from niss.settings import check_json, to_values

@@ -51,7 +51,7 @@ from niss.mechanism.shares import (
     find_clique,
 )
 from niss.methods import UploadRows
-from niss.protocol import LINKS_PER_ROUND, Entropy
+from niss.protocol.keys import LINKS_PER_ROUND, Entropy
 from niss.randomness import SimStream
 from niss.records import Records
 from niss.runs import RoundRecord, SumNoise

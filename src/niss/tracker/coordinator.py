@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from niss.errors import NissError, RemoteProtocolError
-from niss.protocol import Beacon, Identity, Participant, Prekey
+from niss.protocol.keys import Identity
+from niss.protocol.messages import Beacon, Participant, Prekey
 from niss.session.ports import USELESS, CoordinatorAway, SeatsRefused
 from niss.session.proposal import Proposal
 from niss.tracker.api import Attempt
