@@ -6,21 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
-from niss.randomness import SimStream
+from support.ranks import blank_linear, blobs
 
 Pair = tuple[np.ndarray, np.ndarray]
-
-
-def blobs(count: int, name: str) -> Pair:
-    """Three well-separated classes in five dimensions."""
-    generator = SimStream(7).child("blobs", name).generator()
-    centres = 3.0 * SimStream(7).child("centres").generator().standard_normal((3, 5))
-    labels = generator.integers(0, 3, count)
-    inputs = centres[labels] + generator.standard_normal((count, 5))
-    return inputs.astype(np.float32), labels.astype(np.int64)
 
 
 @pytest.fixture
@@ -35,11 +25,7 @@ def held_out() -> Pair:
 
 @pytest.fixture
 def linear() -> nn.Module:
-    module = nn.Linear(5, 3)
-    with torch.no_grad():
-        module.weight.zero_()
-        module.bias.zero_()
-    return module
+    return blank_linear()
 
 
 @pytest.fixture

@@ -18,27 +18,35 @@ import numpy as np
 import torch
 from torch import nn
 
+from niss.randomness import SimStream
+
 TESTS = Path(__file__).parents[1]
 
 
+def blobs(count: int, name: str, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
+    """Three well-separated classes in five dimensions."""
+    generator = SimStream(7).child("blobs", name).generator()
+    centres = 3.0 * SimStream(7).child("centres").generator().standard_normal((3, 5))
+    labels = generator.integers(0, 3, count)
+    return (centres[labels] + generator.standard_normal((count, 5))).astype(dtype), labels.astype(np.int64)
+
+
+def blank_linear(dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A model for them, of zeros."""
+    module = nn.Linear(5, 3, dtype=dtype)
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    return module
+
+
 def materials(clients: int = 12, dtype: str = "float64") -> dict[str, Any]:
-    """Clients with between 3 and 11 samples each of three classes in five dimensions, and a linear model."""
-    from niss.randomness import SimStream
-
-    def blobs(count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-        generator = SimStream(7).child("blobs", name).generator()
-        centres = 3.0 * SimStream(7).child("centres").generator().standard_normal((3, 5))
-        labels = generator.integers(0, 3, count)
-        return (centres[labels] + generator.standard_normal((count, 5))).astype(dtype), labels.astype(
-            np.int64
-        )
-
-    module = nn.Linear(5, 3, dtype=getattr(torch, dtype))
-    with torch.no_grad():
-        module.weight.zero_()
-        module.bias.zero_()
-    datasets = [blobs(3 + number * number % 9, f"client {number}") for number in range(clients)]
-    return {"model": module, "clients": datasets, "test": blobs(201, "test")}
+    """Clients with between 3 and 11 samples each, and a linear model."""
+    datasets = [blobs(3 + number * number % 9, f"client {number}", dtype) for number in range(clients)]
+    return {
+        "model": blank_linear(getattr(torch, dtype)),
+        "clients": datasets,
+        "test": blobs(201, "test", dtype),
+    }
 
 
 def environment_of(count: int) -> dict[str, str]:
