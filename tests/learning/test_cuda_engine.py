@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from niss.learning import FlatLayout, LocalTraining
+from learning.test_stacked_modules import problem
+from niss.learning import LocalTraining
 from niss.learning import cuda as engine_module
 from niss.learning.cohort import BatchTable, Problem
 from niss.learning.cuda import CudaEngine
@@ -65,42 +66,7 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
 
 
-class Adapted(nn.Module):
-    """A frozen layer, and a trained one behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fixed = nn.Linear(6, 8)
-        self.fixed.requires_grad_(False)
-        self.output = nn.Linear(8, 5)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.output(torch.tanh(self.fixed(inputs)))
-        return logits
-
-
-class Unrolled(nn.Module):
-    """torch's GRU over the inputs as a sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.GRU(1, 4, batch_first=True)
-        self.output = nn.Linear(4, 5)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.output(self.layer(inputs[..., None])[0][:, -1])
-        return logits
-
-
-def make_problem(module: nn.Module) -> Problem:
-    source = torch.Generator().manual_seed(1)
-    inputs = torch.randn(60, 6, generator=source, dtype=torch.float64)
-    labels = torch.randint(0, 5, (60,), generator=source)
-    module = module.double()
-    return Problem(module, FlatLayout.of(module), inputs, labels)
-
-
-SIZES = (9, 4, 12, 7, 3, 10)
+SIZES = (8, 4, 9, 6, 3, 10)
 
 
 def assert_equal(
@@ -122,43 +88,43 @@ def assert_equal(
 
 
 def test_clients_that_agree_in_what_is_frozen_are_stacked_and_others_are_not() -> None:
-    problem = make_problem(Adapted())
-    engine = CudaEngine(problem, device="cpu")
-    start = problem.layout.flatten(problem.module)
-    trained = problem.layout.trainable_mask()
+    task = problem("adapted")
+    engine = CudaEngine(task, device="cpu")
+    start = task.layout.flatten(task.module)
+    trained = task.layout.trainable_mask()
     other = torch.where(trained, 0.7 * start, start)
-    assert_equal(engine, problem, [start, other], WORK)
+    assert_equal(engine, task, [start, other], WORK)
     assert Eager.made == [6]
     third = torch.where(trained, start, 0.7 * start)
-    assert_equal(engine, problem, [start, other, third], WORK)
+    assert_equal(engine, task, [start, other, third], WORK)
     assert sorted(Eager.made[1:]) == [2, 4]
 
 
 def test_few_clients_of_a_recurrent_layer_are_trained_one_after_another() -> None:
-    problem = make_problem(Unrolled())
-    engine = CudaEngine(problem, device="cpu")
+    task = problem("gru")
+    engine = CudaEngine(task, device="cpu")
     assert "fewer than 3 clients" in engine.engine
-    assert_equal(engine, problem, [], WORK, (9, 4))
+    assert_equal(engine, task, [], WORK, (9, 4))
     assert not Eager.made
-    assert_equal(engine, problem, [], WORK)
+    assert_equal(engine, task, [], WORK)
     assert Eager.made == [6]
-    assert_equal(engine, problem, [], WORK, ())
+    assert_equal(engine, task, [], WORK, ())
 
 
 def test_clients_that_fill_the_device_alone_are_not_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make_problem(Adapted())
-    engine = CudaEngine(problem, device="cpu")
+    task = problem("adapted")
+    engine = CudaEngine(task, device="cpu")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 2**31)
-    assert_equal(engine, problem, [], WORK)
+    assert_equal(engine, task, [], WORK)
     assert not Eager.made
 
 
 def test_chunks_hold_what_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make_problem(Adapted())
-    engine = CudaEngine(problem, device="cpu")
+    task = problem("adapted")
+    engine = CudaEngine(task, device="cpu")
     needed = engine._bytes_of_a_client(WORK, 4)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2 * 2 * needed, MEMORY))
-    assert_equal(engine, problem, [], WORK)
+    assert_equal(engine, task, [], WORK)
     assert Eager.made == [2]
 
 
@@ -175,17 +141,17 @@ class InLanes:
         return [PlainSteps(stacked_module(problem.module), problem, table, settings) for table in tables]
 
 
-@pytest.mark.parametrize(("sizes", "lanes"), [((9, 4, 12, 7, 3, 10), 4), ((9, 4, 12), 3)])
+@pytest.mark.parametrize(("sizes", "lanes"), [(SIZES, 4), ((9, 4, 12), 3)])
 def test_clients_are_dealt_to_lanes_and_stay_in_order(
     sizes: tuple[int, ...], lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = make_problem(Unrolled())
-    engine = CudaEngine(problem, device="cpu")
+    task = problem("gru")
+    engine = CudaEngine(task, device="cpu")
     monkeypatch.setattr(engine_module, "_kernel_steps", lambda _: InLanes)
     engine._formulation = replace(engine._formulation, triton=True)
-    start = problem.layout.flatten(problem.module)
-    assert_equal(engine, problem, [], WORK, sizes)
-    assert_equal(engine, problem, [start, 0.7 * start], WORK, sizes)
+    start = task.layout.flatten(task.module)
+    assert_equal(engine, task, [], WORK, sizes)
+    assert_equal(engine, task, [start, 0.7 * start], WORK, sizes)
     assert Eager.made == [len(sizes)]
     (program,) = engine._programs.values()
     assert isinstance(program, Eager)
