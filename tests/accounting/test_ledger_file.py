@@ -12,11 +12,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niss.accounting import Charge, LedgerFile, LedgerHeader
+from niss.accounting import Charge, Ledger, LedgerFile, LedgerHeader
 from niss.accounting.ledger_file import CSV_COLUMNS, seal
 from niss.errors import ConfigError, PrivacyError
 from niss.mechanism import Slots, gdp_epsilon
@@ -59,7 +60,11 @@ def spent(ledger: LedgerFile) -> dict[str, tuple[float, float, int]]:
 @settings(deadline=None, max_examples=60)
 @given(rounds=rounds_charged)
 def test_it_charges_what_fits_refuses_the_rest_and_reads_back_the_same(rounds: list[dict]) -> None:
-    expected = {client: [0.0, 0.0, 0] for client in BUDGETS}
+    """And so does the ledger in memory; a round that one client cannot afford is refused whole."""
+    expected, names = {client: [0.0, 0.0, 0] for client in BUDGETS}, list(BUDGETS)
+    memory = Ledger.empty(
+        3, np.array([math.inf if budget is None else budget for budget in BUDGETS.values()])
+    )
     with tempfile.TemporaryDirectory() as folder, new(Path(folder)) as ledger:
         for number, charges in enumerate(rounds):
             fits = all(
@@ -68,12 +73,18 @@ def test_it_charges_what_fits_refuses_the_rest_and_reads_back_the_same(rounds: l
                 for client, charge in charges.items()
             )
             before = ledger.path.read_bytes()
+            columns = ((charge.mu2, charge.marginal_mu2) for charge in charges.values())
+            together = Charge(*map(np.array, zip(*columns, strict=True)))
+            who = np.array([names.index(client) for client in charges])
             if not fits:
                 with pytest.raises(PrivacyError, match="overspend"):
                     ledger.charge(number, 0, charges)
+                with pytest.raises(PrivacyError, match="overspend"):
+                    memory.charge(who, together)
                 assert ledger.path.read_bytes() == before
                 continue
             ledger.charge(number, 0, charges)
+            memory.charge(who, together)
             for client, charge in charges.items():
                 expected[client][0] += charge.mu2
                 expected[client][1] += charge.marginal_mu2
@@ -82,6 +93,10 @@ def test_it_charges_what_fits_refuses_the_rest_and_reads_back_the_same(rounds: l
             assert ledger.spent(client) == pytest.approx(math.sqrt(joint))
             assert ledger.spent_alone(client) == pytest.approx(math.sqrt(marginal))
             assert ledger.participations(client) == count
+            place = names.index(client)
+            assert memory.joint_squared[place] == pytest.approx(joint)
+            assert memory.marginal_squared[place] == pytest.approx(marginal)
+            assert memory.participations[place] == count
         ledger.close()
         with LedgerFile.open(ledger.path) as again:
             assert again.entries == ledger.entries
@@ -202,7 +217,7 @@ def new_header(path: Path) -> LedgerFile:
         ((2, 0, {"c": Charge(slot=(0.05, 1.3))}), "a round that hides records cannot be charged"),
         ((2, 0, {"a": Charge.of(math.inf, 0.1)}), "overspend"),
         ((2, 0, {"a": Charge.of(1e200, 0.1)}), "overspend"),
-        ((2, 0, {"c": Charge.of(0.1, 0.1), "b": Charge.of(1.01, 0.1)}), "client b would overspend"),
+        ((2, 0, {"c": Charge.of(0.1, 0.1), "b": Charge.of(1.01, 0.1)}), r"client b .* budget: mu 1\.01 of 1"),
         ((2, 0, {"z": Charge.of(0.1, 0.1)}), "client 'z' is not in"),
         ((2, 0, {7: Charge.of(0.1, 0.1)}), "named by strings"),
         ((2, 0, {}), "at least one client"),
