@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from docs.machines import Machines, machines, why_not
 from docs.snippets import ROOT, Block, blocks
 from niss.accounting import LedgerFile
 from niss.protocol.keyfile import create_keyfile
 from niss.protocol.keys import Identity
-from support.machines import Machines, machines, why_not
 from support.protocol_round import seeded_entropy
 from tracker.harness import tracker_process
 

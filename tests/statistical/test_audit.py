@@ -1,6 +1,6 @@
 """An audit by attack: what the joint view claims is what the best adversary gets, no less and no more.
 
-How the attack works, and why a coordinate is a trial: `support.audit`. Seeds are fixed, and every test
+How the attack works, and why a coordinate is a trial: `statistical.audit`. Seeds are fixed, and every test
 states the rate at which it would fail by chance. That a bound gets as far as a test asks depends on luck
 too: at least 6 standard deviations, measured on ideal scores, lie between (rate below 1e-8).
 """
@@ -17,7 +17,7 @@ from niss.accounting import Plan
 from niss.graph import ShareGraph
 from niss.mechanism import gdp_delta, gdp_epsilon, gdp_mu
 from niss.randomness import SimStream
-from support.audit import Audit, Scores, composed, delta_bounds, epsilon_bound, mu_interval
+from statistical.audit import Audit, Scores, composed, delta_bounds, epsilon_bound, mu_interval
 from support.known_colluders import calibrate_tau2
 
 FALSE_ALARM = 1e-6
