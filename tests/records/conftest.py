@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from learning.test_stacked_modules import CLASSES, LOOPED, MODULES
 from niss.learning import ImageSamples, TokenSamples, build_model, seeded_torch
 from niss.randomness import SimStream
 from niss.records import Records, clipped_rows
 
-CLASSES = 3
 NO_CUDA = not torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA, reason="no CUDA device"))]
 """Where gradients are computed: a CUDA device has a captured graph for it."""
@@ -22,21 +22,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA, reason=
 def each_of(records: Records, weights: np.ndarray, rows: np.ndarray, clip: float) -> np.ndarray:
     """The clipped gradients of these records, without those that only fill chunks up."""
     return np.concatenate([some[:real] for some, real in clipped_rows(records, weights, rows, clip)])
-
-
-class LowRank(nn.Module):
-    """A frozen linear layer and what is trained beside it (Hu et al. 2021)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(16, 8).requires_grad_(False)
-        self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 8, bias=False)
-        self.output = nn.Linear(8, CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        values = images.flatten(1)
-        found: Tensor = self.output(torch.tanh(self.frozen(values) + self.up(self.down(values))))
-        return found
 
 
 class Tied(nn.Module):
@@ -51,21 +36,9 @@ class Tied(nn.Module):
         return values @ self.table.weight.t()
 
 
-class Mixes(nn.Module):
-    """Takes the mean of its batch away: of one record alone that is nothing at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(16, CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        values = self.inner(images.flatten(1))
-        return values - 0.5 * values.mean(0, keepdim=True)
-
-
 def _convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1, stride=2),
+        nn.Conv2d(2, 4, 3, padding=1, stride=2),
         nn.GroupNorm(2, 4),
         nn.ReLU(),
         nn.Conv2d(4, 6, 2, dilation=1, groups=2, bias=False),
@@ -77,13 +50,8 @@ def _convolutions() -> nn.Module:
 
 def _embedded() -> nn.Module:
     return nn.Sequential(
-        nn.Embedding(7, 4, padding_idx=2), nn.Conv1d(5, 3, 2), nn.Flatten(), nn.Linear(9, CLASSES)
+        nn.Embedding(7, 4, padding_idx=2), nn.Conv1d(6, 3, 2), nn.Flatten(), nn.Linear(9, CLASSES)
     )
-
-
-def _encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    return nn.Sequential(nn.Embedding(7, 4), layer, nn.Linear(4, 7))
 
 
 class LastState(nn.Module):
@@ -91,7 +59,7 @@ class LastState(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.output = nn.GRU(4, 5, batch_first=True), nn.Linear(5, CLASSES)
+        self.layer, self.output = nn.GRU(3, 5, batch_first=True), nn.Linear(5, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         found: Tensor = self.output(self.layer(images[:, 0])[0][:, -1])
@@ -99,18 +67,18 @@ class LastState(nn.Module):
 
 
 IMAGES: dict[str, Callable[[], nn.Module]] = {
-    "mlp": lambda: build_model("mlp", samples=ImageSamples((1, 4, 4)), classes=CLASSES, stream=SimStream(1)),
+    "mlp": lambda: build_model("mlp", samples=ImageSamples((2, 4, 3)), classes=CLASSES, stream=SimStream(1)),
     "cnn": _convolutions,
-    "low-rank": LowRank,
-    "mixes": Mixes,
+    "low-rank": MODULES["adapted"],
+    "mixes": LOOPED["mixing"][0],
     "gru": LastState,
 }
 TOKENS: dict[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     "embedded": _embedded,
-    "encoder": _encoder,
+    "encoder": MODULES["attention"],
     "transformer": lambda: build_model(
-        "transformer", samples=TokenSamples(5, 7), classes=7, stream=SimStream(1), width=8, layers=1, heads=2
+        "transformer", samples=TokenSamples(6, 7), classes=7, stream=SimStream(1), width=8, layers=1, heads=2
     ),
 }
 KINDS = (*IMAGES, *TOKENS)
@@ -124,8 +92,8 @@ def make_records(kind: str, count: int = 12, *, seed: int = 3, **settings: objec
         module = (IMAGES | TOKENS)[kind]()
     if kind in IMAGES:
         labels = generator.integers(CLASSES, size=count)
-        inputs = generator.normal(size=(count, 1, 4, 4)) * generator.exponential(2.0, size=(count, 1, 1, 1))
+        inputs = generator.normal(size=(count, 2, 4, 3)) * generator.exponential(2.0, size=(count, 1, 1, 1))
     else:
-        inputs = generator.integers(7, size=(count, 5))
-        labels = inputs[:, 0] % CLASSES if kind == "embedded" else np.roll(inputs, -1, axis=1)
+        inputs = generator.integers(7, size=(count, 6))
+        labels = inputs[:, 0] % CLASSES if kind == "embedded" else np.roll(inputs, -1, axis=1) % CLASSES
     return Records(module.to(device, dtype), (inputs, labels), **settings)

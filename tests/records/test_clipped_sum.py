@@ -215,7 +215,7 @@ def test_modules_of_many_kinds(name: str) -> None:
 
 def parametrised() -> nn.Module:
     """A weight that is computed from another, beside a bias that is not."""
-    layer = nn.Linear(16, CLASSES)
+    layer = nn.Linear(24, CLASSES)
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
     return nn.Sequential(nn.Flatten(), layer)
 
@@ -225,14 +225,14 @@ class OneTable(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(16, 16))
-        self.places, self.mixing = nn.Embedding(16, 16), nn.Linear(16, 16)
-        self.output = nn.Linear(16, CLASSES)
+        self.table = nn.Parameter(torch.randn(24, 24))
+        self.places, self.mixing = nn.Embedding(24, 24), nn.Linear(24, 24)
+        self.output = nn.Linear(24, CLASSES)
         self.output.weight.requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        numbers = (images.flatten(1).abs() * 10).long() % 16
-        constant = self.mixing(self.places(torch.arange(16, device=images.device)[None]))
+        numbers = (images.flatten(1).abs() * 10).long() % 24
+        constant = self.mixing(self.places(torch.arange(24, device=images.device)[None]))
         values = (
             functional.embedding(numbers, self.table)
             + functional.linear(images.flatten(1), self.table)[:, None]
