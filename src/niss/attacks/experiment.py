@@ -16,8 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge
 from typing_extensions import Doc
 
 from niss import attacks
@@ -83,10 +84,10 @@ class Findings:
         return to_json(values)  # type: ignore[no-any-return]
 
 
-PRESETS = ("default", "paper")
+Preset = Literal["default", "paper"]
 
 CLIENTS = Doc("Participants of the round, the victim among them.")
-Clients = Annotated[int, CLIENTS]
+Clients = Annotated[int, Ge(3), CLIENTS]
 Epsilon = Annotated[float | None, Doc("Privacy target; default: that of the plan.")]
 Delta = Annotated[float | None, Doc("Privacy target; default: that of the plan.")]
 Seed = Annotated[int, Doc("Seed of everything random here.")]
@@ -183,7 +184,7 @@ class Experiment(ABC):
         """The plan under which clients are attacked; refuses numbers that no plan can have."""
         return self.make_setting()
 
-    def make_setting(self, preset: str = "default", **numbers: float | None) -> RoundSetting:
+    def make_setting(self, preset: Preset = "default", **numbers: float | None) -> RoundSetting:
         """`niss.attacks.rounds.make_setting` with the options that all experiments have."""
         return attacks.rounds.make_setting(
             preset, clients=self.clients, epsilon=self.epsilon, delta=self.delta, **numbers

@@ -19,7 +19,7 @@ from niss.accounting import Plan
 from niss.attacks.estimates import FloatArray
 from niss.attacks.experiment import VICTIM as VICTIM
 from niss.attacks.pictures import Pictures, UpdateFunction, read_picture, score_pictures
-from niss.attacks.rounds import RoundSetting, SimulatedRound
+from niss.attacks.rounds import PAPER_RECORDS, RoundSetting, SimulatedRound, simulate_round
 from niss.data import Dataset, list_datasets, load_dataset
 from niss.errors import ConfigError
 from niss.learning import FlatLayout, ImageSamples, LocalTraining, build_model, seeded_torch, train_client
@@ -138,8 +138,10 @@ class AttackedFederation:
         self, setting: RoundSetting, stream: SimStream, *, others_known: bool = True, **options: Any
     ) -> SimulatedRound:
         """The round in this setting, against a server that knows the others' updates, or does not."""
-        known = range(1, len(self.updates)) if others_known else ()
-        return setting.simulate(self.updates, stream=stream, knows_updates_of=known, **options)
+        size = len(self.updates)
+        options |= {"share": np.ones(size) if setting.unit_weights else None, "records": PAPER_RECORDS}
+        known = range(1, size) if others_known else ()
+        return simulate_round(self.updates, setting.plan, stream=stream, knows_updates_of=known, **options)
 
     def as_gradient(self, update: FloatArray) -> FloatArray:
         """An update in the units of a gradient: -update / (learning_rate * steps)."""

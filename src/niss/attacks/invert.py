@@ -20,7 +20,6 @@ from typing_extensions import Doc
 from niss import attacks
 from niss.attacks import experiment
 from niss.attacks.experiment import VICTIM, Findings, Progress, Row
-from niss.checks import require_whole
 from niss.settings import Count, OneOf
 
 if TYPE_CHECKING:
@@ -216,9 +215,7 @@ class MethodsExperiment(SearchExperiment):
     view: Annotated[Literal["alone", "joint"], Doc("alone (the victim's upload) or joint (all uploads).")] = (
         "alone"
     )
-    plan: Annotated[Literal["default", "paper"], Doc("default, or paper: the noise of its Figure 4.")] = (
-        "default"
-    )
+    plan: Annotated[experiment.Preset, Doc("default, or paper: the noise of its Figure 4.")] = "default"
     tau2: Annotated[float | None, Doc("Distortion of received shares; default: that of the plan.")] = None
 
     def setting(self) -> RoundSetting:
@@ -333,12 +330,7 @@ class JointExperiment(SearchExperiment):
     name = "joint"
     columns: ClassVar[dict[str, str]] = {**COLUMNS, "predicted": "Predicted noise"}
 
-    points: int = 13
-
-    def check(self) -> None:
-        """Refuse what cannot be used."""
-        require_whole(self.points, field="points", at_least=2)
-        super().check()
+    points: Annotated[int, Ge(2)] = 13
 
     def cases(self, federation: AttackedFederation) -> Iterator[Case]:
         """Four guesses of the same update, in the same round but for the setting and what the server knows."""

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from niss.accounting import Plan
 from niss.attacks.estimates import FloatArray
+from niss.data.partition import largest_remainder
 from niss.errors import ConfigError
 from niss.learning import FlatLayout
 
@@ -146,8 +147,7 @@ def recover_labels(
     positive = bias > 0.0
     scale = float(np.median(bias[positive] / expected[positive])) if positive.any() else 1.0
     counts = np.maximum(expected - bias / max(scale, 1e-12), 0.0)
-    counts = counts * count / max(float(counts.sum()), 1e-12)
-    return np.sort(np.repeat(np.arange(like.classes), _rounded(counts, count)))
+    return np.sort(np.repeat(np.arange(like.classes), largest_remainder(count, counts)))
 
 
 def _expected_probabilities(module: nn.Module, like: Pictures) -> FloatArray:
@@ -157,14 +157,6 @@ def _expected_probabilities(module: nn.Module, like: Pictures) -> FloatArray:
     with torch.no_grad():
         logits = module(like.normalise(grey).to(first.device, first.dtype))
     return np.asarray(logits[0].double().softmax(dim=0).cpu().numpy())
-
-
-def _rounded(counts: FloatArray, total: int) -> NDArray[np.int64]:
-    """Whole numbers with that sum, by the largest remainders."""
-    whole = np.floor(counts).astype(np.int64)
-    for place in np.argsort(whole - counts, kind="stable")[: total - int(whole.sum())]:
-        whole[place] += 1
-    return whole
 
 
 def read_picture(

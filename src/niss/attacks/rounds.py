@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from niss.accounting import Plan, RoundPlan
 from niss.attacks.estimates import FloatArray, Observation
-from niss.attacks.experiment import PRESETS, visible_names
-from niss.checks import require_one_of
+from niss.attacks.experiment import Preset, visible_names
 from niss.errors import ConfigError
 from niss.graph import ShareGraph
 from niss.mechanism import add_shares, clip_elements, clip_l2, gdp_epsilon
 from niss.methods import PlainRows
 from niss.randomness import SimStream
 
-_PAPER_RECORDS = 600.0
+PAPER_RECORDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -194,22 +193,9 @@ class RoundSetting:
         """The same setting with some fields of its plan changed."""
         return replace(self, plan=replace(self.plan, **changes))
 
-    def simulate(self, updates: FloatArray, **options: Any) -> SimulatedRound:
-        """`simulate_round` in this setting, with the same `options`."""
-        share = np.ones(len(updates)) if self.unit_weights else None
-        return simulate_round(updates, self.plan, share=share, records=_PAPER_RECORDS, **options)
 
-
-def make_setting(
-    preset: str,
-    *,
-    clients: int,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    tau2: float | None = None,
-    neighbours: float | None = None,
-) -> RoundSetting:
-    """One of the two settings in which clients are attacked, with whatever is given in place of its own numbers.
+def make_setting(preset: Preset, *, clients: int, **numbers: float | None) -> RoundSetting:
+    """One of the two settings in which clients are attacked, with other `numbers` of its plan where they are given.
 
     `default` is what `niss.Plan` promises: client-level privacy, epsilon = 3 at delta = 1e-5 in one round. `paper`
     is the reading of the paper's Figure 4 that comes closest to it: noise of deviation
@@ -219,15 +205,8 @@ def make_setting(
     put on the gradient itself; it is a heuristic and proves nothing. As printed, NISS without colluders distorts
     nothing: tau = 0.
 
-    Raises `ConfigError` for an unknown preset, fewer than three clients, and numbers that no plan can have.
+    Raises `ConfigError` for numbers that no plan can have.
     """
-    require_one_of(preset, PRESETS, field="--plan")
-    if clients < 3:
-        raise ConfigError(
-            f"must be at least 3, not {clients}",
-            field="--clients",
-            hint="one victim, and others to hide among",
-        )
     plan = Plan(neighbours=min(10, clients - 1))
     paper = preset == "paper"
     if paper:
@@ -242,8 +221,7 @@ def make_setting(
             distortion="scalar",
             tau2=0.0,
         )
-    values = {"epsilon": epsilon, "delta": delta, "tau2": tau2, "neighbours": neighbours}
-    changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     plan = replace(plan, **changes)
     # A wrong epsilon or delta is refused here, before any work.
     plan.round_mu(np.zeros(1, dtype=np.int64))
