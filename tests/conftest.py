@@ -8,6 +8,7 @@ import signal
 import warnings
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 with warnings.catch_warnings():
@@ -16,6 +17,10 @@ with warnings.catch_warnings():
     import typer.testing  # noqa: F401
 
     import niss.cli  # noqa: F401
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("niss", deadline=None)
+hypothesis.settings.load_profile("niss")
 
 _MEMORY = Path("/dev/shm")
 _ENOUGH_BYTES = 4 * 2**30

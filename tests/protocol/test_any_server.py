@@ -409,7 +409,6 @@ def explore(examples: int, steps: int, *, seeded: bool) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             derandomize=seeded,
             database=None,
             phases=[Phase.generate],

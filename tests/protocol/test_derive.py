@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
@@ -88,13 +88,11 @@ def test_everything_is_bound() -> None:
     assert len(set(digests)) == len(digests)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=6), max_size=4), st.lists(st.binary(max_size=6), max_size=4))
 def test_different_fields_encode_differently(one: list[bytes], other: list[bytes]) -> None:
     assert (length_prefixed(*one) == length_prefixed(*other)) == (one == other)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=9), st.binary(min_size=1, max_size=9))
 def test_bytes_cannot_move_between_run_and_beacon(run: bytes, beacon: bytes) -> None:
     whole = context(run=run, beacon=beacon)
@@ -102,7 +100,6 @@ def test_bytes_cannot_move_between_run_and_beacon(run: bytes, beacon: bytes) -> 
     assert whole.digest() != moved.digest()
 
 
-@settings(deadline=None)
 @given(one=st.binary(min_size=32, max_size=32), other=st.binary(min_size=32, max_size=32))
 def test_both_ends_derive_the_same_seed(one: bytes, other: bytes) -> None:
     public, other_public = x25519_public(SecretBytes(one)), x25519_public(SecretBytes(other))

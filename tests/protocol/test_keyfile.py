@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niss.errors import ConfigError, PrivacyError, RemoteProtocolError
@@ -146,7 +146,6 @@ def test_file_and_folder_are_synced(path: Path, monkeypatch: pytest.MonkeyPatch)
     assert kinds == [False, True]
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_flipped_bit_and_any_cut_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -205,7 +204,6 @@ def test_hex_and_base64_are_read(tmp_path: Path) -> None:
     assert coalition.require(SOUTH) == "South"
 
 
-@settings(deadline=None)
 @given(seed=st.binary(min_size=32, max_size=32))
 def test_every_usual_spelling_is_the_same_identity(seed: bytes) -> None:
     public = Identity(seed).public

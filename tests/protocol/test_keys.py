@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niss.errors import LocalProtocolError, RemoteProtocolError
@@ -68,7 +68,6 @@ def test_fingerprints_never_change() -> None:
     assert fingerprint(RFC_PUBLIC) == "2974-7ae6-0e93-c946-3d46-dc59-7aa7-e905"
 
 
-@settings(deadline=None)
 @given(purpose=st.text("abc/", min_size=1, max_size=8), message=st.binary(max_size=50))
 def test_signatures_verify_for_their_purpose_message_and_signer_only(purpose: str, message: bytes) -> None:
     signature = NORTH.sign(purpose, message)
@@ -82,7 +81,6 @@ def test_signatures_verify_for_their_purpose_message_and_signer_only(purpose: st
             verify(public, other_purpose, other_message, signature)
 
 
-@settings(deadline=None)
 @given(bit=st.integers(0, 64 * 8 - 1))
 def test_any_flipped_bit_of_a_signature_is_refused(bit: int) -> None:
     signature = bytearray(NORTH.sign("upload", b"message"))
@@ -172,7 +170,6 @@ def test_prekeys_never_change() -> None:
     assert encode_prekey(prekey).hex() == PREKEY
 
 
-@settings(deadline=None)
 @given(bit=st.integers(0, 104 * 8 - 1))
 def test_any_flipped_bit_of_a_prekey_is_refused(bit: int) -> None:
     (prekey,) = PrekeyStore().batch(1, NORTH, FixedEntropy())
@@ -215,7 +212,6 @@ def test_an_erased_prekey_is_gone_from_the_store() -> None:
             store.erase(unknown)
 
 
-@settings(deadline=None)
 @given(count=st.integers(1, 6), erased=st.sets(st.integers(0, 5)))
 def test_a_store_survives_being_kept_and_never_gives_a_number_twice(count: int, erased: set[int]) -> None:
     store, entropy = PrekeyStore(), FixedEntropy()

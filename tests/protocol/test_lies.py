@@ -428,7 +428,7 @@ def test_problems_show_no_secret_and_are_few() -> None:
     assert all(len(problem) < 200 for problem in settled.outcome.problems)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_whoever_lies_the_sum_is_exact_or_noisy_and_no_honest_client_is_named(data: st.DataObject) -> None:
     lies_of_reveals = st.sampled_from([*PROVABLE_IN_REVEALS, keeps_all_back])

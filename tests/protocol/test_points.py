@@ -55,7 +55,7 @@ numbers = st.integers(-(2**255) + 1, 2**255 - 1).filter(lambda number: number % 
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.lists(numbers, min_size=1, max_size=8), rows=st.integers(1, 3), known=st.booleans())
 def test_sums_are_those_of_libsodium(
     compiled: CompiledPoints, drawn: list[int], rows: int, known: bool

@@ -343,7 +343,7 @@ def test_a_server_that_forgot_the_round_before_leaves_carried_noise_and_says_so(
 seats = st.sets(st.integers(0, 4), max_size=2)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(
     absent=st.lists(seats, min_size=4, max_size=4),
     pretended=st.lists(seats, min_size=4, max_size=4),

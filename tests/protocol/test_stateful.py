@@ -302,7 +302,6 @@ class Rounds(Network):
 QUICK = settings(
     max_examples=50,
     stateful_step_count=25,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

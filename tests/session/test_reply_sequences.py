@@ -273,7 +273,6 @@ def test_one_lie_is_its_own_failure(carried: bool, name: str, place: int) -> Non
 def test_no_sequence_of_lies_ends_the_run(carried: bool) -> None:
     @settings(
         max_examples=40,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -288,7 +288,7 @@ def test_a_spare_node_takes_the_place_of_one_that_is_gone() -> None:
     assert all(scene.away.isdisjoint(asked) for number, asked in scene.asked.items() if number > 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_whoever_does_not_come_and_whenever_the_server_is_killed_the_report_is_right(
     carried: bool, data: st.DataObject

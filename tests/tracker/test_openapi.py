@@ -105,7 +105,6 @@ def send_what_the_strategies_make(api: Any, examples: int, *, repeatable: bool) 
             @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
             @hypothesis.settings(
                 max_examples=examples,
-                deadline=None,
                 derandomize=repeatable,
                 database=None,
                 suppress_health_check=list(hypothesis.HealthCheck),

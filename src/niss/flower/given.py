@@ -24,7 +24,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from niss.accounting import Outlook, Plan, outlook
+from niss.accounting import Plan, outlook
 from niss.accounting.asked import Mode, SettledMode
 from niss.accounting.assumed import USUAL_DROPOUT, fewest_participants
 from niss.accounting.calibration import noise_in_the_sum
@@ -370,8 +370,11 @@ def in_short(plan: Plan, metrics: Iterable[str], tracker: str) -> list[str]:
     return [*said, f"keys and beacon: {tracker or _OWN_BEACON}"]
 
 
-def say_outlook(session: Session, parameters: int, rounds: int) -> Outlook:
-    """Before the first round that anyone pays for: can this model learn anything, and can the nodes pay for it all?"""
+def foresee(session: Session, number: int, parameters: int, rounds: int, *, stop: bool) -> None:
+    """Before anyone pays for the first round: can this model learn anything, and can the nodes pay for it all?
+
+    With `stop`, a run under a hopeless plan ends here (`ConfigError`), its round, counted from 1, skipped.
+    """
     assert session.round is not None
     terms = session.round.agreed.terms
     variance = len(session.round.nodes) * terms.residual_variance
@@ -385,7 +388,11 @@ def say_outlook(session: Session, parameters: int, rounds: int) -> Outlook:
             "too few can pay for are not opened",
             *(len(short), len(told), min(short)),
         )
-    return judged
+    if judged.verdict == "hopeless" and stop:
+        session.skip(number - 1, "the plan is hopeless, and the run was to stop then")
+        session.save()
+        why = "nothing can be learned under this plan, and nobody has paid for it"
+        raise ConfigError(why, field="on_hopeless", hint=judged.words)
 
 
 def no_round(session: Session | None) -> ProtocolError:

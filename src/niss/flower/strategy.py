@@ -34,13 +34,13 @@ from niss.flower.given import (
     check_settings,
     for_nodes,
     for_rounds,
+    foresee,
     in_better_mode,
     in_short,
     lasting,
     no_round,
     plan_of,
     prepared,
-    say_outlook,
     strategy_options,
 )
 from niss.flower.state import KeptRun, MetricsByRound
@@ -304,9 +304,8 @@ class NissStrategy(Strategy):
         self._sent.clear()
         self._weights = arrays
         number, carries = self._kept.before + server_round, self.plan.kind.carries
-        nodes = WillingNodes(grid, self._willing, self.inner)
+        willing = grid if carries else cast(Grid, WillingNodes(grid, self._willing, self.inner))
         try:
-            willing = grid if carries else cast(Grid, nodes)
             messages = list(self._own.configure_train(number, arrays, config, willing))
         except ProtocolError as error:
             self.session.skip(number - 1, error.message)
@@ -325,7 +324,7 @@ class NissStrategy(Strategy):
         if session.stage is Stage.DONE:
             return self._skipped(grid)
         if not any(record.participants for record in self.rounds):
-            self._foresee(number)
+            foresee(session, number, self._model.size, self._rounds, stop=self._on_hopeless == "stop")
         made = {message.metadata.dst_node_id: message for message in messages}
         for node, request in session.requests().items():
             # The wrapped strategy may have given all messages the same content.
@@ -357,16 +356,6 @@ class NissStrategy(Strategy):
             return patiently(what, begin, self._patience, say=partial(LOG.warning, "niss: %s"))
         except CoordinatorAway as error:
             raise self._kept.pause(error.message) from None
-
-    def _foresee(self, number: int) -> None:
-        """Say, before anyone pays for a round, what will become of the run; stop it where that is wanted."""
-        session = self.session
-        judged = say_outlook(session, self._model.size, self._rounds)
-        if judged.verdict == "hopeless" and self._on_hopeless == "stop":
-            session.skip(number - 1, "the plan is hopeless, and the run was to stop then")
-            session.save()
-            why = "nothing can be learned under this plan, and nobody has paid for it"
-            raise ConfigError(why, field="on_hopeless", hint=judged.words)
 
     def _willing(self, nodes: list[int]) -> list[int]:
         return nodes if self._begun is None else self._begun.willing(nodes)
