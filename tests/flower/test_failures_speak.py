@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -388,7 +389,7 @@ class TestLosses:
         strategy.start(grid, global_model(), num_rounds=1, timeout=3600)
         assert max(waits) == 7.0
         assert "uploads of a round are waited for at most 7 seconds" in caplog.text
-        assert "niss: waited 0 seconds for uploads; with a `deadline`" in caplog.text
+        assert re.search(r"niss: waited \d+ seconds for uploads; with a `deadline`", caplog.text)
 
     def test_within_the_plan_are_not(self, caplog):
         grid = self.losing_an_upload()
