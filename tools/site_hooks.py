@@ -2,8 +2,9 @@
 
 Formulas stand between dollars, as GitHub takes them, and become MathML, which browsers draw without a script; tau^2 and
 the like in a sentence do too. A picture with a variant for dark pages (`x-dark.png` for `x.png`) is shown in both, and
-the style sheet hides one. Tables, formulas and figures that are too wide scroll, by keyboard too. A page that would
-load anything from elsewhere fails the build; broken links and anchors do by the settings of MkDocs.
+the style sheet hides one; with one for phones (`x-narrow.png`) phones get that. Tables, formulas and figures that are
+too wide scroll, by keyboard too. A page that would load anything from elsewhere fails the build; broken links and
+anchors do by the settings of MkDocs.
 """
 
 from __future__ import annotations
@@ -95,19 +96,25 @@ def _mathml(tex: str, display: str) -> str:
 
 
 def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
+    def there(name: str) -> bool:
+        return (Path(config.docs_dir, page.file.src_uri).parent / name).exists()
+
     def both(found: re.Match[str]) -> str:
-        path = Path(config.docs_dir, page.file.src_uri).parent / f"{found['path']}-dark.png"
-        if not path.exists():
+        name, rest = found["path"], f"{found['before']}{found['after']}".rstrip("/ ")
+        if not there(f"{name}-dark.png"):
             return found[0]
-        rest = f"{found['before']}{found['after']}".rstrip("/ ")
-        return "".join(
-            f'<img class="for-{kind}" {rest} src="{found["path"]}{dark}.png" loading="lazy">'
-            for kind, dark in (("light", ""), ("dark", "-dark"))
-        )
+        shown = ""
+        for kind, dark in (("light", ""), ("dark", "-dark")):
+            image = f'<img class="for-{kind}" {rest} src="{name}{dark}.png" loading="lazy">'
+            small = f"{name}-narrow{dark}.png"
+            source = f'<source media="(max-width: 44.98em)" srcset="{small}">'
+            shown += f"<picture>{source}{image}</picture>" if there(small) else image
+        return shown
 
     def wide(found: re.Match[str]) -> str:
         path = Path(config.docs_dir, page.file.src_uri).parent / found["path"]
-        return '<p class="picture" tabindex="0"><img' if _is_wide(path) else found[0]
+        for_phones = there(f"{found['path'].rpartition('.')[0]}-narrow.png")
+        return '<p class="picture" tabindex="0"><img' if _is_wide(path) and not for_phones else found[0]
 
     html = html.replace("<table>", '<div class="scrolls" tabindex="0"><table class="data">')
     html = _ALONE.sub(wide, html.replace("</table>", "</table></div>"))

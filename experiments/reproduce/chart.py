@@ -30,7 +30,7 @@ from experiments.reproduce.results import (
     spread,
 )
 from experiments.reproduce.tables import leaks_in_order
-from experiments.reproduce.text import FIGURES, figure_name, write_stamps
+from experiments.reproduce.text import FIGURES, figure_name, narrow, write_stamps
 from niss.charts import Chart, Curves, Series, Strip, marked, points, shown
 from niss.figures import png
 from niss.files import write_output
@@ -301,6 +301,7 @@ CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
     "rivals": lambda results: _over_epsilon(as_listed(results), _PLAIN.values()),
     "noise": _noise,
     **{name: partial(_preset, name) for name in design.PRESETS},
+    **{narrow(name): partial(_preset, name) for name in design.PRESETS},
 }
 """By the name of the figure; each shows the results of the experiment that `FIGURES` names."""
 
@@ -308,7 +309,7 @@ CHARTS: dict[str, Callable[[Mapping[str, Result]], list[Chart]]] = {
 def write_figures(folder: Path) -> list[Path]:
     """Draws what there is results for, into the results folder; Figure 4 shows the pictures beside its results."""
     sheets = {
-        name: sheet(charts, keys_once=len(charts) > 1)
+        name: sheet(charts, keys_once=len(charts) > 1, narrow=name in map(narrow, design.PRESETS))
         for name, charts_of in CHARTS.items()
         if (charts := shown(charts_of(read_results(folder, FIGURES[name][0]))))
     }

@@ -60,6 +60,13 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "files": tables.files_table,
 }
 TABLES_FILE, FIGURES_FILE = "tables.md", "figures.json"
+
+
+def narrow(preset: str) -> str:
+    """The figure of a preset as phones show it, with its names below the curves."""
+    return f"{preset}-narrow"
+
+
 FIGURES = {
     "figure-3": (
         FIGURE_3,
@@ -85,6 +92,7 @@ FIGURES = {
     "demo": (DEMOS, "Test accuracy over 30 rounds of the demo, by method"),
     "silos": (DEMOS, "Test accuracy over 100 rounds of ten silos, by method"),
 }
+FIGURES |= {narrow(name): FIGURES[name] for name in PRESETS}
 """The figures: the experiment that each one shows, and what that is for those who cannot see it."""
 _DEMO = {"demo.central-dp", "demo.dp-fedavg", "demo.niss", "demo.niss-carried", "demo.niss-carried.before"}
 MARKS = {
@@ -97,7 +105,7 @@ MARKS = {
         "tuned",
         "verdicts",
         "learned",
-        *(f"{name}.image" for name in FIGURES if name not in PRESETS),
+        *(f"{name}.image" for name, (shown, _) in FIGURES.items() if shown != DEMOS),
     },
 }
 """Results that a text has to take from the files: without their marks somebody might have typed them."""
@@ -176,9 +184,9 @@ def figure_name(figure: str, *, dark: bool = False) -> str:
 
 def copy_name(figure: Path) -> str:
     """The file in `docs/images` that shows a figure."""
-    for name, dark in product(PRESETS, (False, True)):
-        if figure.name == figure_name(name, dark=dark):
-            return figure_name(f"{name}-accuracy", dark=dark)
+    first = re.split("[-.]", figure.name)[0]
+    if first in PRESETS:
+        return figure.name.replace(first, f"{first}-accuracy", 1)
     return f"reproduce-{figure.name}"
 
 

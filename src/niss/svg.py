@@ -78,13 +78,16 @@ def in_two_widths(*charts: Chart) -> Markup:
     return drawings
 
 
-def sheet(charts: Sequence[Chart], strips: Sequence[Strip] = (), *, keys_once: bool = False) -> str:
+def sheet(
+    charts: Sequence[Chart], strips: Sequence[Strip] = (), *, keys_once: bool = False, narrow: bool = False
+) -> str:
     """A document of its own: pictures above, charts below, side by side and each under its title where there are more.
 
     keys_once  all keys stand together at the foot, and of more than eight charts three are side by side
+    narrow     for a phone: one below the other
     """
-    columns = min(len(charts), 3 if keys_once and len(charts) > 8 else 2) or 1
-    width = WIDE if columns == 1 else SHEET
+    columns = 1 if narrow else min(len(charts), 3 if keys_once and len(charts) > 8 else 2) or 1
+    width = NARROW if narrow else WIDE if columns == 1 else SHEET
     if not charts:
         width = min(width, _NAMES + _PICTURE * max((len(one.pictures) for one in strips), default=0))
     parts, top = [Markup("<style>.bands { display: none }</style>")], _MARGIN  # Cards are for pages.

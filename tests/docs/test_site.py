@@ -141,6 +141,24 @@ def test_a_picture_with_a_dark_variant_is_shown_in_both(hooks, tmp_path):
     assert hooks.on_page_content('<img alt="" src="y.png" />', **where) == '<img alt="" src="y.png" />'
 
 
+def test_a_picture_with_a_variant_for_phones_is_whole_there(hooks, tmp_path):
+    wide = (ROOT / "docs" / "images" / "demo-accuracy.png").read_bytes()
+    for name in ("x.png", "x-dark.png", "y.png"):
+        (tmp_path / name).write_bytes(wide)
+    for name in ("x-narrow.png", "x-narrow-dark.png"):
+        (tmp_path / name).touch()
+    where = {
+        "page": SimpleNamespace(file=SimpleNamespace(src_uri="a.md")),
+        "config": SimpleNamespace(docs_dir=tmp_path),
+    }
+    shown = hooks.on_page_content('<p><img alt="words" src="x.png" /></p>', **where)
+    assert [f'srcset="x-narrow{dark}.png"' in shown for dark in ("", "-dark")] == [True, True]
+    assert "tabindex" not in shown
+    assert 'class="picture" tabindex="0"' in hooks.on_page_content(
+        '<p><img alt="" src="y.png" /></p>', **where
+    )
+
+
 def test_figures_of_the_documentation_have_dark_variants():
     """Photographs of pages do not."""
     images = ROOT / "docs" / "images"

@@ -22,7 +22,7 @@ from niss.report.attacks import ATTACK, holds_only_an_attack, read_attack_report
 from niss.report.ledger import worst_spent
 from niss.report.page import read_source, render_page
 from niss.report.run_charts import accuracy_chart
-from niss.report.summary import noise_of, settings_of
+from niss.report.summary import noise_of, remarks, settings_of
 from niss.runs.folder import MethodResult, ReportInput, read_report_input
 from niss.svg import in_two_widths
 
@@ -149,7 +149,7 @@ def live_view(path: Path, name: str, now: float) -> dict[str, Any]:
         "target": None if report.target_epsilon is None else rounded_up(report.target_epsilon),
         "methods": [_method(one) for one in report.methods],
         "chart": in_two_widths(accuracy_chart(report)),
-        "notes": list(report.notes),
+        "notes": [*report.notes, *remarks(report)],
     }
 
 
