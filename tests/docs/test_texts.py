@@ -158,7 +158,7 @@ def names_in(path: Path) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("section", "cells"), rows(), ids=lambda given: given if isinstance(given, str) else given[0]
 )
-def test_every_row_is_whole_and_its_tests_exist(section: str, cells: list[str]) -> None:
+def test_every_row_is_whole_and_names_tests(section: str, cells: list[str]) -> None:
     assert section in ADVERSARIES
     assert len(cells) == len(COLUMNS)
     assert all(cells)
@@ -166,9 +166,17 @@ def test_every_row_is_whole_and_its_tests_exist(section: str, cells: list[str]) 
     assert named
     # Nothing else stands there: a name that the pattern does not read would be checked by nobody.
     assert NAMED.sub("", cells[-1]).strip(" ,") == ""
-    for file, name in named:
-        assert (ROOT / file).is_file(), file
-        assert name in names_in(ROOT / file), f"{file}::{name}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_named_on_a_page_exist(page: Path) -> None:
+    gone = []
+    for file, name in re.findall(
+        r"\b(tests/[\w/]+\.py)(?:::(\w+(?:::\w+)?))?", page.read_text(encoding="utf-8")
+    ):
+        if not (ROOT / file).is_file() or (name and name not in names_in(ROOT / file)):
+            gone.append(f"{file}::{name}")
+    assert gone == []
 
 
 def test_every_adversary_has_rows() -> None:
