@@ -114,12 +114,12 @@ class FlatLayout:
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
 
-    def require_vector(self, vector: Tensor, *, field: str = "vector") -> None:
-        """Refuse what is not 1-D of this layout's length; `field` is what the refusal names."""
+    def require_vector(self, vector: Tensor) -> None:
+        """Refuse what is not 1-D of this layout's length."""
         if vector.ndim != 1 or vector.shape[0] != self.size:
             raise ConfigError(
                 f"must be 1-D of length {self.size}, not of shape {tuple(vector.shape)}",
-                field=field,
+                field="vector",
                 hint="layout.flatten(module) makes such a vector; this one was made for another model",
             )
 
