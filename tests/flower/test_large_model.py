@@ -1,4 +1,4 @@
-"""A model of a hundred million parameters goes through a round, in memory that is some models, once for each client."""
+"""A model of a hundred million parameters goes through a round, in memory that is some models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 PARAMETERS, NODES = 100_000_000, 3
 MODEL = 4 * PARAMETERS
-# The uploads, what the client takes that answers last, the global model as it was sent, as numbers and as it was moved.
-MODELS = NODES + 11 + 3
+# The replies, which this grid hands over together, and what the server or the client that answers last takes beside.
+MODELS = NODES + 6
 ROUND = """
 import json, resource, sys, warnings
 

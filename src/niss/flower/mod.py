@@ -216,7 +216,7 @@ class _App:
         self.raises = limits.raises
 
     def update(self, model: Model, seconds: float | None) -> tuple[Blocks, Mapping[str, object]]:
-        """How far it moved the model, and the metrics that it reported; nothing else of its answer stays in memory.
+        """How far it moved the model, and the metrics that it reported; nothing else of either message stays in memory.
 
         Raises whatever it raises, `_LateError`, and what is wrong with its answer.
         """
@@ -224,6 +224,9 @@ class _App:
         update = model.update_to(_only_arrays(trained))
         if not math.isfinite(update.largest):
             raise LocalProtocolError("the trained weights are not finite")
+        # Now the update alone reads both models, and lets go of them once it is rounded.
+        model.arrays.clear()
+        self._message.content.clear()
         records = records_of(trained, MetricRecord).values()
         return update, {name: value for record in records for name, value in record.items()}
 

@@ -321,7 +321,9 @@ class Client:
         if schedule is not None and terms.round >= schedule.horizon:
             return np.zeros(terms.coordinates, dtype=step_type(terms))
         blocks, divisor = Blocks.of(update), terms.divisor(len(agreed.participants))
-        exact = blocks.map(lambda block: block.astype(np.float64, copy=False), np.float64)
+        exact = blocks
+        if blocks.dtype != np.float64:
+            exact = blocks.map(lambda block: block.astype(np.float64), np.float64)
         steps = round_update(agreed, clipped(exact, terms.clip).map(lambda block: block / divisor), entropy)
         blocks.release()
         return steps
