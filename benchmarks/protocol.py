@@ -38,6 +38,19 @@ from niss.protocol.server import Server
 from niss.randomness import secret
 from niss.randomness.normal_table import load_loop
 
+if importlib.util.find_spec("flwr"):  # All else runs without it.
+    import flwr.common as common
+    import flwr.compat.common.recorddict_compat as compat
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+    from flwr.client.mod import secaggplus_mod
+    from flwr.common.secure_aggregation import secaggplus_constants as constants
+    from flwr.common.serde import recorddict_to_proto
+    from flwr.server.compat.legacy_context import LegacyContext
+    from flwr.server.workflow import SecAggPlusWorkflow
+    from flwr.server.workflow import constant as names
+    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+    from flwr.supercore.task_identity import TaskIdentity
+
 CLIP, NORM = 1.0, 2.0
 GRID_BITS, MODULUS_BITS = 16, 32  # a grid on which even 2e11 draws are Gaussian enough for a client
 RESIDUAL = 1e-6
@@ -232,45 +245,16 @@ def _check_mean(found: Vectors, expected: Vectors, *, noise: float) -> None:
         raise RuntimeError(f"the sum is off by {off:.3g} where {noise:.3g} is expected")
 
 
-def load_flower() -> SimpleNamespace:
-    """What is needed of Flower, imported here alone: all else runs without it."""
-    import flwr.app
-    import flwr.client.mod
-    import flwr.common as common
-    import flwr.compat.common.recorddict_compat as compat
-    from flwr.common.secure_aggregation import secaggplus_constants
-    from flwr.common.serde import recorddict_to_proto
-    from flwr.server.compat.legacy_context import LegacyContext
-    from flwr.server.workflow import SecAggPlusWorkflow, constant
-    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
-    from flwr.supercore.task_identity import TaskIdentity
-
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # who sends messages
-    return SimpleNamespace(
-        app=flwr.app,
-        mod=flwr.client.mod.secaggplus_mod,
-        common=common,
-        compat=compat,
-        constants=secaggplus_constants,
-        to_proto=recorddict_to_proto,
-        LegacyContext=LegacyContext,
-        Workflow=SecAggPlusWorkflow,
-        State=WorkflowState,
-        names=constant,
-    )
-
-
 class SecAggRound:
     """One round, and the grid that carries its messages: every node runs Flower's mod."""
 
     def __init__(self, case: Case, drops: int, factor: int) -> None:
-        self.flower = load_flower()
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Who sends messages.
         self.case, self.measured = case, Measured(upload_bytes=[0] * case.clients)
         self.shares = min(case.degree * factor, case.clients - 1) + 1
         self.nodes = range(1, case.clients + 1)
-        app = self.flower.app
-        self.contexts = {node: app.Context(1, node, {}, app.RecordDict(), {}) for node in self.nodes}
+        self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in self.nodes}
         self.dropped = set(self.nodes[case.clients - drops :])
         self.outside, self.said = 0.0, 0
         self.total: Vectors | None = None
@@ -278,8 +262,8 @@ class SecAggRound:
     def run(self, vectors: Vectors) -> Measured:
         """The four stages of the workflow; its time is what it does not spend in `send_and_receive`."""
         self.fits = dict(zip(self.nodes, map(self._fit, vectors), strict=True))
-        workflow = self.flower.Workflow(self.shares, THRESHOLD, max_weight=1.0)
-        state, context = self.flower.State(), self._server_context()
+        workflow = SecAggPlusWorkflow(self.shares, THRESHOLD, max_weight=1.0)
+        state, context = WorkflowState(), self._server_context()
         for name in ("setup", "share_keys", "collect_masked_vectors", "unmask"):
             self.outside = 0.0
             start = clock()
@@ -302,12 +286,12 @@ class SecAggRound:
 
     def configure_fit(self, *_: Any) -> list[tuple[Any, Any]]:
         """What the workflow asks of a strategy: everybody, with nothing to train."""
-        nothing = self.flower.common.FitIns(self.flower.common.Parameters([], ""), {})
+        nothing = common.FitIns(common.Parameters([], ""), {})
         return [(SimpleNamespace(node_id=node), nothing) for node in self.nodes]
 
     def aggregate_fit(self, _: int, results: list[tuple[Any, Any]], __: Any) -> tuple[None, dict[str, Any]]:
         """And of its end: the mean is there already, in every result alike."""
-        self.total = self.flower.common.parameters_to_ndarrays(results[0][1].parameters)[0]
+        self.total = common.parameters_to_ndarrays(results[0][1].parameters)[0]
         return None, {}
 
     def num_available(self) -> int:
@@ -316,42 +300,40 @@ class SecAggRound:
 
     def _answer(self, message: Any) -> Any:
         """Flower's mod, timed; the message is taken apart first, since one object goes to all nodes."""
-        app, constants, node = self.flower.app, self.flower.constants, message.metadata.dst_node_id
-        record = app.ConfigRecord(dict(message.content.config_records[constants.RECORD_KEY_CONFIGS]))
+        node = message.metadata.dst_node_id
+        record = ConfigRecord(dict(message.content.config_records[constants.RECORD_KEY_CONFIGS]))
         stage = record[constants.Key.STAGE]
         self.said += 1
         if node in self.dropped and stage == constants.Stage.COLLECT_MASKED_VECTORS:
-            return app.Message(app.Error(0, "dropped out"), reply_to=message)
-        own = app.Message(
-            app.RecordDict({constants.RECORD_KEY_CONFIGS: record}),
+            return Message(Error(0, "dropped out"), reply_to=message)
+        own = Message(
+            RecordDict({constants.RECORD_KEY_CONFIGS: record}),
             node,
             message.metadata.message_type,
             group_id="1",
         )
         with timed(self.measured.client, stage):
-            reply = self.flower.mod(own, self.contexts[node], self._train)
-        self.measured.upload_bytes[node - 1] += self.flower.to_proto(reply.content).ByteSize()
+            reply = secaggplus_mod(own, self.contexts[node], self._train)
+        self.measured.upload_bytes[node - 1] += recorddict_to_proto(reply.content).ByteSize()
         return reply
 
     def _train(self, message: Any, _: Any) -> Any:
-        return self.flower.app.Message(self.fits[message.metadata.dst_node_id], reply_to=message)
+        return Message(self.fits[message.metadata.dst_node_id], reply_to=message)
 
     def _fit(self, vector: Vectors) -> Any:
-        common = self.flower.common
         status = common.Status(common.Code.OK, "")
         result = common.FitRes(status, common.ndarrays_to_parameters([vector]), 1, {})
-        return self.flower.compat.fitres_to_recorddict(result, keep_input=True)
+        return compat.fitres_to_recorddict(result, keep_input=True)
 
     def _server_context(self) -> Any:
-        app, names = self.flower.app, self.flower.names
-        state = app.RecordDict(
+        state = RecordDict(
             {
-                names.MAIN_CONFIGS_RECORD: app.ConfigRecord({names.Key.CURRENT_ROUND: 1}),
-                names.MAIN_PARAMS_RECORD: app.ArrayRecord(),
+                names.MAIN_CONFIGS_RECORD: ConfigRecord({names.Key.CURRENT_ROUND: 1}),
+                names.MAIN_PARAMS_RECORD: ArrayRecord(),
             }
         )
-        plain = app.Context(1, 0, {}, state, {})
-        return self.flower.LegacyContext(plain, strategy=self, client_manager=self)
+        plain = Context(1, 0, {}, state, {})
+        return LegacyContext(plain, strategy=self, client_manager=self)
 
 
 def secagg(case: Case, vectors: Vectors, *, drops: int, factor: int) -> Measured:
@@ -390,11 +372,6 @@ def compare(case: Case, names: list[str], dropped: list[int], repeats: int) -> l
         for column in ("client s", "server s", "round s") if rival else ():
             row[f"{column}, secagg+ x"] = rival[column] / row[column]
     return rows
-
-
-def names_for(case: Case, names: list[str]) -> list[str]:
-    """In a complete graph of 1000 SecAgg+ does not end in reasonable time."""
-    return [name for name in names if case.degree < 999 or "secagg" not in name]
 
 
 def _numbers(one: Measured) -> dict[str, float]:
@@ -439,8 +416,10 @@ def main() -> None:
         graphs = [(m, GRAPHS[name]) for m in options.clients for name in options.graphs]
         cases = [Case(m, v, options.coordinates) for m, v in graphs]
     for case in cases:
+        # In a complete graph of 1000 SecAgg+ does not end in reasonable time.
+        able = [name for name in names if case.degree < 999 or "secagg" not in name]
         with threadpool_limits(1):
-            report.add(case.title, compare(case, names_for(case, names), options.dropped, options.repeats))
+            report.add(case.title, compare(case, able, options.dropped, options.repeats))
 
 
 if __name__ == "__main__":

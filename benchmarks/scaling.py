@@ -10,7 +10,6 @@ moment three times, when workers are started.
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import Report, answer, command_line, cpu_seconds, elsewhere, family, medians, megabytes
+from harness import Report, answer, command_line, cpu_seconds, elsewhere, family, medians, megabytes, peak
 
 SAMPLES, ROUNDS = 4, 3
 BASE = {"K": 1_000, "m": 100, "v": 10, "width": 50, "folder": False}
@@ -57,7 +56,7 @@ def play(point: dict[str, Any]) -> dict[str, float]:
     import niss
     from niss.learning import Mlp
 
-    idle = _peak()
+    idle = peak()
     drawn = np.random.default_rng(1)
     inputs = drawn.standard_normal((point["K"], SAMPLES, 64), dtype=np.float32)
     labels = drawn.integers(0, 10, (point["K"], SAMPLES))
@@ -97,15 +96,10 @@ def play(point: dict[str, Any]) -> dict[str, float]:
         "h": sum(part.numel() for part in module.parameters()),
         "s/round": median(wall),
         "CPU s/round": median(cpu),
-        "MB": _peak() - idle + max(workers),
+        "MB": peak() - idle + max(workers),
         "data MB": 2 * (inputs.nbytes + labels.nbytes) / 2**20,
         "folder MB": written / 2**20,
     }
-
-
-def _peak() -> float:
-    """Megabytes of this process, at most so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
 
 
 def main() -> None:

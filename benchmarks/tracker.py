@@ -105,20 +105,15 @@ def tracker_process(key: Path, url: str, server: Identity, core: int) -> Iterato
     """A tracker on that core; its process number and its address."""
     flags = ["--server-key", server.public.hex(), "--store", url, "--identity", str(key), "--port", "0"]
     flags += ["--address-rate", "0", "--identity-rate", "0", "--log-level", "warning"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "niss", "tracker", *flags],
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        os.sched_setaffinity(process.pid, {core})
-        yield process.pid, told["url"]
-    finally:
-        process.terminate()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    command = [sys.executable, "-m", "niss", "tracker", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            os.sched_setaffinity(process.pid, {core})
+            yield process.pid, told["url"]
+        finally:
+            process.terminate()
 
 
 def open_rounds(
@@ -235,11 +230,7 @@ def measure(kind: str, url: str, folder: Path, options: argparse.Namespace, repo
             latencies, failed, received, seconds = asyncio.run(load(urls, requests, rate))
             used, own = cpu_seconds(pids) - before, time.process_time() - own
             ranked = sorted(latencies) or [float("nan")]
-            row = {
-                "store": kind,
-                "trackers": options.trackers,
-                "clients": len(clients),
-            }
+            row = {"store": kind, "trackers": options.trackers, "clients": len(clients)}
             row |= {"wanted/s": rate, "reached/s": len(latencies) / seconds, "failed": failed}
             for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items():
                 row[f"{name} ms"] = 1000 * ranked[min(len(ranked) - 1, int(share * len(ranked)))]
