@@ -90,9 +90,13 @@ def in_order(results: Iterable[Result]) -> list[Result]:
 
 
 def _title(result: Result) -> str:
-    """Dataset and split, and below them the size of a round."""
-    setting = design.find_setting(result.name)
-    return f"{setting.title}\n{setting.participants:,} of {setting.clients:,}"
+    """Dataset and split, and below them the size of a round, and how everyone was tuned."""
+    setting = design.setting_of(result.name, result.base)
+    return f"{setting.title}\n{_size(result)}\ntuned {setting.search.words}"
+
+
+def _size(result: Result) -> str:
+    return f"{result.base['participants']:,} of {result.base['clients']:,}"
 
 
 def _accuracies(name: str, look: Look, groups: Sequence[Sequence[Cell]]) -> Iterator[Series]:
@@ -199,8 +203,9 @@ def _noise(results: Mapping[str, Result]) -> list[Chart]:
                 variance = noise_in_model(result, cells[0])
                 places = points(range(1, variance.size + 1), variance, "y")
                 series.append(Series(_PLAIN[name][2], LOOKS[name], places, marks=True))
-        title = _title(result).partition("\n")[2]
-        charts.append(Curves(title=title, across="Round", up="Noise in the model", series=series, log="y"))
+        charts.append(
+            Curves(title=_size(result), across="Round", up="Noise in the model", series=series, log="y")
+        )
     return charts
 
 
