@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.reproduce import recompute
-from experiments.reproduce.promises import promise_faults
+from experiments.reproduce.promises import noise_in_model, promise_faults
 from experiments.reproduce.recompute import Round, delta_at, epsilon_at, mu_at, protection
 from experiments.reproduce.results import read_result
 from niss.graph import ShareGraph
@@ -75,3 +75,20 @@ def test_what_a_run_recorded_of_its_noise_is_checked(changed, words):
     result = replace(whole, cells=(replace(cell, mechanism={**cell.mechanism, **changed}),))
     found = [detail for _, _, detail in promise_faults(result)]
     assert (found == []) if words is None else any(words in detail for detail in found)
+
+
+def test_the_mean_of_the_last_models_leaves_out_most_of_the_noise_under_way():
+    """The numbers of the page on the paper: at round 95 of 100, beside one model and beside `central-mf`."""
+    whole = read_result(RESULTS / "beyond" / "mnist-iid-client-100-of-1000.json")
+    carried, banded = (
+        next(one for one in whole.cells if one.id == f"none/{method}/epsilon=1/seed-1")
+        for method in ("niss-carried", "central-mf")
+    )
+    rounds = np.arange(1, 96)
+    covariance = carried.mechanism["residual"] * np.minimum.outer(rounds, rounds)
+    covariance += carried.mechanism["carried"] * np.eye(95)
+    single = noise_in_model(whole, carried)[94]
+    assert covariance[-1, -1] == pytest.approx(single)
+    mean = covariance[-10:, -10:].mean()
+    assert mean / single == pytest.approx(0.80, abs=0.005)
+    assert mean / noise_in_model(whole, banded)[94] == pytest.approx(1.03, abs=0.005)
