@@ -1,4 +1,4 @@
-"""What is left of a run: a record of each round, here, and the folder that holds them (`niss.runs.folder`).
+"""What is left of a run: a record of each round, and `RunFolder`, which keeps them (`niss.runs.folder` reads it).
 
 One type from the round to the page, for simulated runs and for those on Flower; neither torch nor Flower is needed. A
 line of metrics.jsonl is a `RoundRecord` as JSON, whose keys are the names of its fields. JSON has no infinity: a mu
@@ -12,13 +12,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from annotated_types import Gt, Lt
 
 from niss.errors import RunFolderError
-from niss.files import to_json
+from niss.files import (
+    DIAGNOSTICS,
+    MANIFEST,
+    METRICS,
+    TIMING,
+    append_durably,
+    json_line,
+    prepare_run_folder,
+    read_json_lines,
+    to_json,
+    write_atomically,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -180,3 +193,49 @@ def _adapter() -> TypeAdapter[RoundRecord]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(RoundRecord)
+
+
+class RunFolder:
+    """The folder of one run or comparison on disk, as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, manifest: Mapping[str, Any], *, overwrite: bool = False) -> Self:
+        """A fresh folder with its manifest.
+
+        Raises `RunFolderError` where `path` is not empty, except where it is an earlier run and `overwrite` is set.
+        """
+        prepare_run_folder(path, overwrite=overwrite)
+        write_json(path / MANIFEST, manifest)
+        return cls(path)
+
+    def append_round(self, record: RoundRecord, seconds: float) -> None:
+        """Add one round's line to the metrics, on disk before this returns."""
+        append_durably(self.path / METRICS, json_line(asdict(record)))
+        timing = {"round": record.round, "seconds": round(seconds, 4)}
+        append_durably(self.path / TIMING, json_line(timing))
+
+    def append_diagnostics(self, number: int, zeroed_updates: int) -> None:
+        """Add what follows from bare updates, with no noise on it: no server knows it, and no claim covers it."""
+        diagnostics = {"round": number, "zeroed_updates": zeroed_updates}
+        append_durably(self.path / DIAGNOSTICS, json_line(diagnostics))
+
+    def rewind(self, rounds: int) -> list[RoundRecord]:
+        """Drop whatever was written after the checkpoint at `rounds`; returns the records up to there."""
+        names = (METRICS, TIMING, DIAGNOSTICS)
+        lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in names}
+        if len(lines[METRICS]) < rounds:
+            raise other_rounds(self.path / METRICS, len(lines[METRICS]), rounds)
+        for name, rows in lines.items():
+            write_atomically(self.path / name, b"".join(map(json_line, rows)))
+        return [RoundRecord.from_json(line, self.path / METRICS) for line in lines[METRICS]]
+
+
+def other_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolderError:
+    """That a file has fewer rounds than the checkpoint that a run is to go on from."""
+    return RunFolderError(
+        f"{path} has {rounds} rounds, but the checkpoint was made after round {checkpoint}",
+        hint="the folder was changed by hand or by an older niss; start the run again in a new folder",
+    )

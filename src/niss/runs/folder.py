@@ -1,4 +1,4 @@
-"""The folder of a run: `RunFolder` writes it as the run grows; read, finished or not, it is what a report is made of.
+"""The folder of a run as it is read, finished or not: what a report is made of.
 
 What the files are is listed in `niss.files`, which also writes them: every write is whole or not at all.
 
@@ -14,28 +14,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from niss.errors import RunFolderError, meant
 from niss.files import (
-    DIAGNOSTICS,
     MANIFEST,
     METRICS,
     PRIVACY,
     RESULT,
     SUMMARY,
-    TIMING,
     JsonObject,
-    append_durably,
     find_json,
-    json_line,
-    prepare_run_folder,
     read_json_lines,
-    write_atomically,
-    write_json,
 )
 from niss.methods.look import Look, distinct
 from niss.redaction import printable
@@ -48,52 +41,6 @@ _NUMBERS_OF_A_RESULT = (
     *("accuracy", "aggregate_variance", "aggregate_variance_predicted", "tau2", "kappa"),
     *("epsilon_joint", "epsilon_marginal"),
 )
-
-
-class RunFolder:
-    """The folder of one run or comparison on disk, as it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def create(cls, path: Path, manifest: Mapping[str, Any], *, overwrite: bool = False) -> Self:
-        """A fresh folder with its manifest.
-
-        Raises `RunFolderError` where `path` is not empty, except where it is an earlier run and `overwrite` is set.
-        """
-        prepare_run_folder(path, overwrite=overwrite)
-        write_json(path / MANIFEST, manifest)
-        return cls(path)
-
-    def append_round(self, record: RoundRecord, seconds: float) -> None:
-        """Add one round's line to the metrics, on disk before this returns."""
-        append_durably(self.path / METRICS, json_line(asdict(record)))
-        timing = {"round": record.round, "seconds": round(seconds, 4)}
-        append_durably(self.path / TIMING, json_line(timing))
-
-    def append_diagnostics(self, number: int, zeroed_updates: int) -> None:
-        """Add what follows from bare updates, with no noise on it: no server knows it, and no claim covers it."""
-        diagnostics = {"round": number, "zeroed_updates": zeroed_updates}
-        append_durably(self.path / DIAGNOSTICS, json_line(diagnostics))
-
-    def rewind(self, rounds: int) -> list[RoundRecord]:
-        """Drop whatever was written after the checkpoint at `rounds`; returns the records up to there."""
-        names = (METRICS, TIMING, DIAGNOSTICS)
-        lines = {name: read_json_lines(self.path / name)[0][:rounds] for name in names}
-        if len(lines[METRICS]) < rounds:
-            raise other_rounds(self.path / METRICS, len(lines[METRICS]), rounds)
-        for name, rows in lines.items():
-            write_atomically(self.path / name, b"".join(map(json_line, rows)))
-        return [RoundRecord.from_json(line, self.path / METRICS) for line in lines[METRICS]]
-
-
-def other_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolderError:
-    """That a file has fewer rounds than the checkpoint that a run is to go on from."""
-    return RunFolderError(
-        f"{path} has {rounds} rounds, but the checkpoint was made after round {checkpoint}",
-        hint="the folder was changed by hand or by an older niss; start the run again in a new folder",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ from niss.errors import RunFolderError
 from niss.files import CHECKPOINT, LEDGER, METRICS, MODEL, PRIVACY, RESULT, write_atomically, write_json
 from niss.learning import threads
 from niss.mechanism import Slots
-from niss.runs import RoundRecord
-from niss.runs.folder import RunFolder, other_rounds
+from niss.runs import RoundRecord, RunFolder, other_rounds
 from niss.simulation import Config
 from niss.simulation.federation import Federation
 from niss.simulation.inputs import Inputs
