@@ -204,6 +204,9 @@ def _execute(work: Literal["run", "compare"], config: Config, output: RunOutput)
 
     torch is loaded here, once the settings have been found to be good.
     """
+    from niss.data.catalog import spec_named
+
+    spec_named(config.data.dataset)
     from niss.simulation import runner
 
     on_all_gpus(config.training.device)
