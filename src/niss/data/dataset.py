@@ -75,6 +75,14 @@ class Dataset:
     @property
     def train_images(self) -> Images:
         """The training inputs of an image dataset; `DataError` for any other."""
+        return self._images(self.train_inputs)
+
+    @property
+    def test_images(self) -> Images:
+        """The test inputs of an image dataset; `DataError` for any other."""
+        return self._images(self.test_inputs)
+
+    def _images(self, inputs: Inputs) -> Images:
         if self.kind != "images":
             raise DataError(f"the samples of {self.name} are {self.kind}, not images", hint="use mnist-mini")
-        return self.train_inputs.astype(np.uint8, copy=False)
+        return inputs.astype(np.uint8, copy=False)
