@@ -189,7 +189,7 @@ def sort_replies(
     `take`, replies are handed over as they come and nothing of them is kept: a round's are as large as so many models.
     """
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    nodes, found, answered = set(node_of.values()), dict[int, Reply | str](), set[int]()
+    nodes, found, answered = dict.fromkeys(node_of.values()), dict[int, Reply | str](), set[int]()
     for message in replies:
         node = node_of.get(message.metadata.reply_to_message_id, message.metadata.src_node_id)
         if node not in nodes or node in answered:
